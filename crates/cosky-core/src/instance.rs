@@ -1,0 +1,622 @@
+//! Instances: what is registered, how it is named, and how long it still lives.
+
+use std::{
+    borrow::{Borrow, Cow},
+    fmt,
+    net::{Ipv4Addr, Ipv6Addr},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use serde::{Serialize, Serializer};
+
+use crate::{
+    Error, Metadata, ServiceId,
+    limits::{HOST_BYTES, OWNER_BYTES, SCHEMA_BYTES},
+    wire,
+};
+
+/// The metadata key of an instance's status.
+pub const STATUS: &str = "instance_status";
+
+/// A URI scheme, or `__` for a process that listens to nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Schema(Arc<str>);
+
+/// An IPv4 address, an IPv6 address without brackets in its shortest form, or a host name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Host(Box<str>);
+
+/// A port from 1 to 65535. What JVM writers stored may be larger: for a non-web instance it is a process id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Port(u32);
+
+/// The share of an instance in weighted balancing, 0 to 2³¹−1; 0 is never chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Weight(u32);
+
+/// How long an ephemeral instance lives after a beat, in whole seconds from 1 to 86,400.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ttl(u32);
+
+/// The nonce of the process that registered an instance. A deregistration that names an owner leaves the instance of
+/// another owner alone.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Owner(Arc<str>);
+
+/// `service@schema#host#port` (compat §1.3). Unique in its namespace.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InstanceId(Arc<str>);
+
+/// A request to register an instance. Fields that have rules of their own are checked by their types.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registration {
+    /// The service it belongs to.
+    pub service: ServiceId,
+    /// How to speak to it.
+    pub schema: Schema,
+    /// Where it is.
+    pub host: Host,
+    /// Its port.
+    pub port: Port,
+    /// Its share in balancing.
+    pub weight: Weight,
+    /// Whether it goes when its beats stop. A permanent instance stays until somebody deregisters it.
+    pub ephemeral: bool,
+    /// What it says of itself.
+    pub metadata: Metadata,
+    /// Its own TTL; without one the store's default counts.
+    pub ttl: Option<Ttl>,
+    /// Who registers it; without one a deregistration with any owner is refused.
+    pub owner: Option<Owner>,
+}
+
+/// A registered instance without its remaining life. Immutable and shared; its JSON is made at most once.
+#[derive(Debug)]
+pub struct Instance {
+    id: InstanceId,
+    service: ServiceId,
+    schema: Schema,
+    host: Host,
+    port: Port,
+    weight: Weight,
+    ephemeral: bool,
+    metadata: Metadata,
+    json: OnceLock<wire::Fragments>,
+}
+
+/// How long an instance still lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Life {
+    /// Until somebody deregisters it.
+    Permanent,
+    /// Until its beats stop.
+    Remaining {
+        /// Time left, by the store's clock, when it was read.
+        remaining: Duration,
+        /// The end in seconds since 1970, for CoSky's readers.
+        ttl_at: i64,
+    },
+}
+
+/// An instance as it was read: what it is, and how long it still lived at that moment. Cheap to clone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceInstance {
+    instance: Arc<Instance>,
+    life: Life,
+}
+
+impl Schema {
+    /// The scheme of a non-web process.
+    pub const NONE: &str = "__";
+
+    /// Checks `text` against RFC 3986 §3.1, or takes `__`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of `schema`.
+    pub fn new(text: &str) -> Result<Self, Error> {
+        let rest_ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+        let uri = text.starts_with(|c: char| c.is_ascii_alphabetic()) && text.chars().all(rest_ok);
+        if text.len() > SCHEMA_BYTES {
+            return Err(Error::invalid("schema", format!("is longer than {SCHEMA_BYTES} bytes")));
+        }
+        if !uri && text != Self::NONE {
+            return Err(Error::invalid("schema", "must be a URI scheme such as http, or __ for none"));
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The scheme as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether it is `https` or `wss`.
+    pub fn is_secure(&self) -> bool {
+        matches!(&*self.0, "https" | "wss")
+    }
+}
+
+impl Host {
+    /// Checks `text`. IPv6 addresses may stand in brackets and come out in their shortest form, so that one address
+    /// makes one instance id; zone ids are refused, since they mean something on one machine only.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of `host`.
+    pub fn new(text: &str) -> Result<Self, Error> {
+        if text.len() > HOST_BYTES {
+            return Err(Error::invalid("host", format!("is longer than {HOST_BYTES} bytes")));
+        }
+        if text.is_empty() {
+            return Err(Error::invalid("host", "must not be empty"));
+        }
+        let bracketed = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
+        if bracketed.is_some() || text.contains(':') {
+            let address: Ipv6Addr = bracketed.unwrap_or(text).parse().map_err(|_| {
+                Error::invalid("host", "is not an IPv6 address (zone ids and ports do not belong here)")
+            })?;
+            return Ok(Self(address.to_string().into()));
+        }
+        if !text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_')) {
+            return Err(Error::invalid(
+                "host",
+                "must be an IP address or a host name of A-Z a-z 0-9 - _ and dots",
+            ));
+        }
+        if text.split('.').any(str::is_empty) {
+            return Err(Error::invalid("host", "must not have empty parts between dots"));
+        }
+        let numeric = text.split('.').all(|part| part.chars().all(|c| c.is_ascii_digit()));
+        if numeric && text.parse::<Ipv4Addr>().is_err() {
+            return Err(Error::invalid("host", "is not an IPv4 address"));
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// The host as text, IPv6 without brackets.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The host as it stands in a URI: IPv6 in brackets.
+    pub fn in_uri(&self) -> Cow<'_, str> {
+        if self.0.contains(':') { format!("[{}]", self.0).into() } else { (&*self.0).into() }
+    }
+}
+
+impl Port {
+    /// Checks that `port` is from 1 to 65535. 0 is no port that anybody can connect to.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of `port`.
+    pub fn new(port: i64) -> Result<Self, Error> {
+        u16::try_from(port)
+            .ok()
+            .filter(|port| *port != 0)
+            .map(|port| Self(port.into()))
+            .ok_or_else(|| Error::invalid("port", "must be from 1 to 65535"))
+    }
+
+    /// A port as a store or server reports it.
+    pub fn stored(port: u32) -> Self {
+        Self(port)
+    }
+
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl Weight {
+    /// Checks that `weight` is from 0 to 2³¹−1, the largest that JVM readers take.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of `weight`.
+    pub fn new(weight: i64) -> Result<Self, Error> {
+        i32::try_from(weight)
+            .ok()
+            .and_then(|weight| u32::try_from(weight).ok())
+            .map(Self)
+            .ok_or_else(|| Error::invalid("weight", "must be a whole number from 0 to 2147483647"))
+    }
+
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for Weight {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl Ttl {
+    /// The shortest TTL that the HTTP API and the command line take.
+    pub const API_MIN: u32 = 3;
+    /// The longest TTL: one day.
+    pub const MAX: u32 = 86_400;
+    /// What is used when nobody says otherwise.
+    pub const DEFAULT: Self = Self(30);
+
+    /// Checks that `seconds` is from 1 to 86,400.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of `ttlSeconds`.
+    pub fn from_seconds(seconds: i64) -> Result<Self, Error> {
+        u32::try_from(seconds)
+            .ok()
+            .filter(|s| (1..=Self::MAX).contains(s))
+            .map(Self)
+            .ok_or_else(|| Error::invalid("ttlSeconds", "must be from 1 to 86400"))
+    }
+
+    /// As [`Ttl::from_seconds`], and not below what the HTTP API takes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of `ttlSeconds`.
+    pub fn from_api(seconds: i64) -> Result<Self, Error> {
+        let ttl = Self::from_seconds(seconds).ok().filter(|ttl| ttl.0 >= Self::API_MIN);
+        ttl.ok_or_else(|| Error::invalid("ttlSeconds", "must be from 3 to 86400"))
+    }
+
+    /// Whole seconds.
+    pub fn seconds(self) -> u32 {
+        self.0
+    }
+
+    /// As a duration.
+    pub fn duration(self) -> Duration {
+        Duration::from_secs(self.0.into())
+    }
+}
+
+impl Owner {
+    /// Checks that `text` is 1 to 64 characters of `A-Z a-z 0-9 - _`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of `owner`.
+    pub fn new(text: &str) -> Result<Self, Error> {
+        let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        if text.is_empty() || text.len() > OWNER_BYTES || !text.chars().all(ok) {
+            return Err(Error::invalid("owner", "must be 1 to 64 characters of A-Z a-z 0-9 - _"));
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// A fresh nonce of 128 random bits.
+    pub fn random() -> Self {
+        Self(format!("{:032x}", rand::random::<u128>()).into())
+    }
+
+    /// The nonce as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// An owner can remove what it owns, so it is not printed.
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Owner(…)")
+    }
+}
+
+impl InstanceId {
+    /// The id of what stands at this address.
+    pub fn of(service: &ServiceId, schema: &Schema, host: &Host, port: Port) -> Self {
+        Self(format!("{service}@{}#{}#{}", schema.0, host.0, port.0).into())
+    }
+
+    /// Takes `text` apart and puts it together again, so that an IPv6 host in brackets finds its instance.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] of `instanceId` when it does not follow the grammar.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let grammar = || Error::invalid("instanceId", "must be service@schema#host#port");
+        let (service, address) = text.split_once('@').ok_or_else(grammar)?;
+        let mut parts = address.split('#');
+        let (Some(schema), Some(host), Some(port), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(grammar());
+        };
+        let port: i64 = port.parse().map_err(|_| grammar())?;
+        Ok(Self::of(&ServiceId::new(service)?, &Schema::new(schema)?, &Host::new(host)?, Port::new(port)?))
+    }
+
+    /// An id as a store or server reports it.
+    pub fn stored(text: &str) -> Self {
+        Self(text.into())
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for InstanceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl Borrow<str> for InstanceId {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Serialize for InstanceId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl Registration {
+    /// An ephemeral instance of weight 1 without metadata.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] that names the field.
+    pub fn new(service: ServiceId, schema: &str, host: &str, port: i64) -> Result<Self, Error> {
+        Ok(Self {
+            service,
+            schema: Schema::new(schema)?,
+            host: Host::new(host)?,
+            port: Port::new(port)?,
+            weight: Weight::default(),
+            ephemeral: true,
+            metadata: Metadata::default(),
+            ttl: None,
+            owner: None,
+        })
+    }
+
+    /// The id that the instance will have.
+    pub fn id(&self) -> InstanceId {
+        InstanceId::of(&self.service, &self.schema, &self.host, self.port)
+    }
+}
+
+impl From<Registration> for Instance {
+    fn from(new: Registration) -> Self {
+        Self {
+            id: new.id(),
+            service: new.service,
+            schema: new.schema,
+            host: new.host,
+            port: new.port,
+            weight: new.weight,
+            ephemeral: new.ephemeral,
+            metadata: new.metadata,
+            json: OnceLock::new(),
+        }
+    }
+}
+
+impl Instance {
+    /// This instance with other metadata.
+    pub fn with_metadata(&self, metadata: Metadata) -> Self {
+        Self {
+            id: self.id.clone(),
+            service: self.service.clone(),
+            schema: self.schema.clone(),
+            host: self.host.clone(),
+            port: self.port,
+            weight: self.weight,
+            ephemeral: self.ephemeral,
+            metadata,
+            json: OnceLock::new(),
+        }
+    }
+
+    /// Its id.
+    pub fn id(&self) -> &InstanceId {
+        &self.id
+    }
+
+    /// The service it belongs to.
+    pub fn service(&self) -> &ServiceId {
+        &self.service
+    }
+
+    /// How to speak to it.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// Where it is.
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Its port.
+    pub fn port(&self) -> Port {
+        self.port
+    }
+
+    /// Its share in balancing.
+    pub fn weight(&self) -> Weight {
+        self.weight
+    }
+
+    /// Whether it goes when its beats stop.
+    pub fn is_ephemeral(&self) -> bool {
+        self.ephemeral
+    }
+
+    /// What it says of itself.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Whether its status lets balancers choose it: metadata `instance_status` absent or `UP`.
+    pub fn is_in_service(&self) -> bool {
+        self.metadata.get(STATUS).is_none_or(|status| status == "UP")
+    }
+
+    /// `schema://host:port`; `None` for a non-web instance, which has no valid URI.
+    pub fn uri(&self) -> Option<String> {
+        (self.schema.as_str() != Schema::NONE)
+            .then(|| format!("{}://{}:{}", self.schema.as_str(), self.host.in_uri(), self.port.get()))
+    }
+
+    pub(crate) fn json(&self) -> &wire::Fragments {
+        self.json.get_or_init(|| wire::Fragments::of(self))
+    }
+}
+
+/// Two instances are equal when everything that was registered is.
+impl PartialEq for Instance {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.id, &self.service, self.weight, self.ephemeral, &self.metadata)
+            == (&other.id, &other.service, other.weight, other.ephemeral, &other.metadata)
+    }
+}
+
+impl Eq for Instance {}
+
+impl Life {
+    /// The time left; `None` when there is no end.
+    pub fn remaining(self) -> Option<Duration> {
+        match self {
+            Self::Permanent => None,
+            Self::Remaining { remaining, .. } => Some(remaining),
+        }
+    }
+
+    /// The end in seconds since 1970, −1 for ever.
+    pub fn ttl_at(self) -> i64 {
+        match self {
+            Self::Permanent => -1,
+            Self::Remaining { ttl_at, .. } => ttl_at,
+        }
+    }
+
+    /// Whether nothing is left.
+    pub fn is_expired(self) -> bool {
+        self.remaining() == Some(Duration::ZERO)
+    }
+}
+
+impl ServiceInstance {
+    /// Puts an instance and its remaining life together.
+    pub fn new(instance: Arc<Instance>, life: Life) -> Self {
+        Self { instance, life }
+    }
+
+    /// What was registered.
+    pub fn instance(&self) -> &Arc<Instance> {
+        &self.instance
+    }
+
+    /// How long it still lived when it was read.
+    pub fn life(&self) -> Life {
+        self.life
+    }
+}
+
+impl std::ops::Deref for ServiceInstance {
+    type Target = Instance;
+
+    fn deref(&self) -> &Instance {
+        &self.instance
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(text: &str) -> Result<String, Error> {
+        Host::new(text).map(|h| h.as_str().to_owned())
+    }
+
+    #[test]
+    fn one_ipv6_address_has_one_form() {
+        for text in ["2001:db8::1", "[2001:db8::1]", "2001:DB8:0::1"] {
+            assert_eq!(host(text).unwrap(), "2001:db8::1");
+        }
+        assert_eq!(host("::ffff:10.0.0.1").unwrap(), "::ffff:10.0.0.1");
+        assert!(host("fe80::1%eth0").is_err());
+        assert!(host("[127.0.0.1]").is_err());
+    }
+
+    #[test]
+    fn malformed_hosts_are_refused() {
+        for text in [
+            "",
+            "127.0.0.1:1@10.0.0.1",
+            "x/../../y?",
+            "a b",
+            "a..b",
+            ".a",
+            "300.1.1.1",
+            "1.2.3",
+            "h\r\nX: 1",
+            "ü",
+        ] {
+            assert!(host(text).is_err(), "{text:?}");
+        }
+        for text in ["10.0.0.1", "h", "my_service.default.svc", "x-1"] {
+            assert!(host(text).is_ok(), "{text:?}");
+        }
+        assert!(host(&"a".repeat(255)).is_ok());
+        assert!(host(&"a".repeat(256)).is_err());
+    }
+
+    #[test]
+    fn ports_weights_and_ttls_have_ranges() {
+        assert!([-1, 0, 65_536, 2_147_483_648].into_iter().all(|p| Port::new(p).is_err()));
+        assert!([1, 65_535].into_iter().all(|p| Port::new(p).is_ok()));
+        assert!([-1, 2_147_483_648].into_iter().all(|w| Weight::new(w).is_err()));
+        assert!([0, 1, 2_147_483_647].into_iter().all(|w| Weight::new(w).is_ok()));
+        assert!(Ttl::from_seconds(1).is_ok() && Ttl::from_api(2).is_err() && Ttl::from_api(86_401).is_err());
+    }
+
+    #[test]
+    fn ids_follow_the_grammar() {
+        let id = InstanceId::parse("order@http#[2001:DB8::1]#8080").unwrap();
+        assert_eq!(id.as_str(), "order@http#2001:db8::1#8080");
+        for text in [
+            "garbage",
+            "order@http",
+            "a@b@http#h#1",
+            "order@http#h#x",
+            "order@http#h#1#2",
+            "@http#h#1",
+            "order@http#h#0",
+        ] {
+            assert!(InstanceId::parse(text).is_err(), "{text:?}");
+        }
+        assert_eq!(InstanceId::parse("batch@__#10.0.0.5#4242").unwrap().as_str(), "batch@__#10.0.0.5#4242");
+    }
+
+    #[test]
+    fn uris_put_ipv6_in_brackets_and_non_web_instances_have_none() {
+        let at = |schema, host| {
+            Instance::from(Registration::new(ServiceId::new("a").unwrap(), schema, host, 8080).unwrap()).uri()
+        };
+        assert_eq!(at("http", "2001:db8::1").as_deref(), Some("http://[2001:db8::1]:8080"));
+        assert_eq!(at("__", "10.0.0.5"), None);
+    }
+
+    #[test]
+    fn schemes_follow_rfc_3986() {
+        for text in ["http", "grpc+tls", "__"] {
+            assert!(Schema::new(text).is_ok());
+        }
+        for text in ["", "1a", "a b", "_", "ht#tp", "a/b"] {
+            assert!(Schema::new(text).is_err(), "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! The words of cosky: names, instances, events, accounts, the engine traits and the bodies that travel over HTTP.
+//!
+//! Nothing here does I/O. A rule is a plain function over values, time comes in through [`Clock`], and only the
+//! traits of [`engine`] are asynchronous, because what stands behind them may be a disk or a network.
+
+pub mod account;
+mod choose;
+mod clock;
+pub mod engine;
+mod error;
+pub mod event;
+mod instance;
+pub mod limits;
+mod metadata;
+mod name;
+pub mod wire;
+
+pub use choose::Weighted;
+pub use clock::{Clock, SystemClock};
+pub use engine::{
+    Accounts, Beat, BeatKey, Figures, Read, Registered, Registry, ServiceStat, Stat, Store, StoreHealth,
+    WatchStream,
+};
+pub use error::{Error, Result};
+pub use event::{Change, Event, Index, InstanceOp, Scope, ServiceOp, Snapshot, StoreState};
+pub use instance::{
+    Host, Instance, InstanceId, Life, Owner, Port, Registration, STATUS, Schema, ServiceInstance, Ttl, Weight,
+};
+pub use metadata::{Metadata, MetadataPatch};
+pub use name::{ConsumerName, Namespace, ServiceId, UserName};

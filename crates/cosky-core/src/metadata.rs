@@ -1,0 +1,204 @@
+//! What a service says of itself: text by key, kept sorted in one small allocation.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt};
+
+use serde::{
+    Deserialize, Deserializer, Serialize, Serializer, de::MapAccess, de::Visitor, ser::SerializeMap,
+};
+
+use crate::{
+    Error,
+    limits::{METADATA_BYTES, METADATA_ENTRIES, METADATA_KEY_BYTES, METADATA_VALUE_BYTES},
+};
+
+/// An instance's metadata. Keys are not empty and do not begin with `_`, which the stored record uses for itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Metadata(Box<[(Box<str>, Box<str>)]>);
+
+/// A change of single entries: a value to set, or `None` to remove the key.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MetadataPatch(BTreeMap<String, Option<String>>);
+
+impl Metadata {
+    /// Checks and sorts `entries`; of two entries with one key the last wins.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] or [`Error::TooLarge`] that names the key.
+    pub fn new<K: Into<String>, V: Into<String>>(
+        entries: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<Self, Error> {
+        let sorted: BTreeMap<String, String> =
+            entries.into_iter().map(|(k, v)| (k.into(), v.into())).collect();
+        let mut bytes = 0;
+        for (key, value) in &sorted {
+            check_key(key)?;
+            if value.len() > METADATA_VALUE_BYTES {
+                return Err(Error::TooLarge { field: field(key), limit: METADATA_VALUE_BYTES });
+            }
+            bytes += key.len() + value.len();
+        }
+        if sorted.len() > METADATA_ENTRIES {
+            return Err(Error::TooLarge { field: "metadata".into(), limit: METADATA_ENTRIES });
+        }
+        if bytes > METADATA_BYTES {
+            return Err(Error::TooLarge { field: "metadata".into(), limit: METADATA_BYTES });
+        }
+        Ok(Self(sorted.into_iter().map(|(k, v)| (k.into(), v.into())).collect()))
+    }
+
+    /// The value of `key`.
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.0.binary_search_by(|(k, _)| (**k).cmp(key)).ok().map(|at| &*self.0[at].1)
+    }
+
+    /// All entries, sorted by key.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.0.iter().map(|(k, v)| (&**k, &**v))
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// This metadata with `patch` applied.
+    ///
+    /// # Errors
+    /// As [`Metadata::new`], when the result is too large.
+    pub fn patched(&self, patch: &MetadataPatch) -> Result<Self, Error> {
+        let mut entries: BTreeMap<String, String> =
+            self.iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect();
+        for (key, value) in &patch.0 {
+            match value {
+                Some(value) => entries.insert(key.clone(), value.clone()),
+                None => entries.remove(key),
+            };
+        }
+        Self::new(entries)
+    }
+}
+
+impl MetadataPatch {
+    /// Checks the keys of `entries`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] or [`Error::TooLarge`] that names the key.
+    pub fn new(entries: impl IntoIterator<Item = (String, Option<String>)>) -> Result<Self, Error> {
+        let entries: BTreeMap<_, _> = entries.into_iter().collect();
+        Metadata::new(entries.iter().filter_map(|(k, v)| Some((k.clone(), v.clone()?))))?;
+        entries.keys().try_for_each(|key| check_key(key))?;
+        if entries.len() > METADATA_ENTRIES {
+            return Err(Error::TooLarge { field: "metadata".into(), limit: METADATA_ENTRIES });
+        }
+        Ok(Self(entries))
+    }
+
+    /// The entries, sorted by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
+        self.0.iter().map(|(k, v)| (k.as_str(), v.as_deref()))
+    }
+}
+
+fn field(key: &str) -> Cow<'static, str> {
+    format!("metadata.{}", key.chars().take(64).collect::<String>()).into()
+}
+
+fn check_key(key: &str) -> Result<(), Error> {
+    if key.is_empty() {
+        return Err(Error::invalid("metadata", "a key must not be empty"));
+    }
+    if key.len() > METADATA_KEY_BYTES {
+        return Err(Error::invalid(field(key), format!("the key is longer than {METADATA_KEY_BYTES} bytes")));
+    }
+    if key.starts_with('_') {
+        return Err(Error::invalid(field(key), "a key must not begin with '_'"));
+    }
+    Ok(())
+}
+
+impl Serialize for Metadata {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.len()))?;
+        for (key, value) in self.iter() {
+            map.serialize_entry(key, value)?;
+        }
+        map.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer
+            .deserialize_map(Texts)
+            .and_then(|texts| Metadata::new(texts).map_err(serde::de::Error::custom))
+    }
+}
+
+impl Serialize for MetadataPatch {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}
+
+/// Reads an object whose values are texts, and says so when one is not.
+struct Texts;
+
+impl<'de> Visitor<'de> for Texts {
+    type Value = Vec<(String, String)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of strings")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut texts = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            texts.push(entry);
+        }
+        Ok(texts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_the_record_itself_are_refused() {
+        for key in ["", "_a", "__last_renew_pub_ttl_at"] {
+            assert!(Metadata::new([(key, "x")]).is_err(), "{key:?}");
+        }
+        assert!(Metadata::new([("a__b", "x")]).is_ok());
+    }
+
+    #[test]
+    fn a_patch_merges_and_removes() {
+        let old = Metadata::new([("a", "1"), ("b", "2")]).unwrap();
+        let patch = MetadataPatch::new([("a".into(), None), ("c".into(), Some("3".into()))]).unwrap();
+        assert_eq!(old.patched(&patch).unwrap(), Metadata::new([("b", "2"), ("c", "3")]).unwrap());
+        assert!(MetadataPatch::new([("_a".into(), None)]).is_err());
+    }
+
+    #[test]
+    fn sizes_are_bounded() {
+        assert!(Metadata::new([("k".repeat(255), "x")]).is_ok());
+        assert!(Metadata::new([("k".repeat(256), "x")]).is_err());
+        assert!(Metadata::new((0..257).map(|i| (i.to_string(), ""))).is_err());
+        assert!(Metadata::new((0..9).map(|i| (i.to_string(), "x".repeat(4096)))).is_err());
+    }
+
+    #[test]
+    fn json_is_an_object_of_strings() {
+        let metadata: Metadata = serde_json::from_str(r#"{"zone":"a","app":"x"}"#).unwrap();
+        assert_eq!(metadata.get("zone"), Some("a"));
+        assert_eq!(serde_json::to_string(&metadata).unwrap(), r#"{"app":"x","zone":"a"}"#);
+        for bad in [r#"{"a":null}"#, r#"{"a":1}"#, "[]", r#"{"_a":"x"}"#] {
+            assert!(serde_json::from_str::<Metadata>(bad).is_err(), "{bad}");
+        }
+    }
+}
