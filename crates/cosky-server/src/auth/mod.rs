@@ -1,0 +1,4 @@
+//! Who may call.
+
+/// What the auth layer knows.
+pub(crate) struct Auth {}

@@ -1,0 +1,165 @@
+//! The one place that knows status codes.
+
+use std::borrow::Cow;
+
+use axum::response::{IntoResponse, Response};
+use cosky_core::{Error, wire::ErrorBody};
+use http::{HeaderValue, StatusCode, header};
+
+/// The result of a handler.
+pub type ApiResult<T> = Result<T, ApiError>;
+
+/// Seconds after which a refused client may come again, where nothing better is known.
+const RETRY_AFTER: u64 = 1;
+
+/// An answer that refuses. Its body is `{"code","msg"}`; `code` is stable per kind, `msg` names the field when one is
+/// wrong. 401 and 403 add CoSky's `authorized` and `reason`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    status: StatusCode,
+    code: &'static str,
+    msg: Cow<'static, str>,
+    /// Seconds.
+    retry_after: Option<u64>,
+}
+
+impl ApiError {
+    /// Any refusal. `code` is a word that programs match, `msg` is for people.
+    pub fn new(status: StatusCode, code: &'static str, msg: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, msg: msg.into(), retry_after: None }
+    }
+
+    /// 400 `invalid_argument`: `field` breaks a rule.
+    pub fn invalid(field: &str, reason: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_argument", format!("{field}: {reason}"))
+    }
+
+    /// 400 `invalid_body`: the body is not what the route takes.
+    pub fn invalid_body(msg: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_body", msg)
+    }
+
+    /// 401 `unauthorized`, with CoSky's `authorized` and `reason`.
+    pub fn unauthorized(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", reason)
+    }
+
+    /// 403 `forbidden`, with CoSky's `authorized` and `reason`.
+    pub fn forbidden(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "forbidden", reason)
+    }
+
+    /// 404 `not_found`.
+    pub fn not_found(msg: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", msg)
+    }
+
+    /// 410 `gone`.
+    pub fn gone(msg: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::GONE, "gone", msg)
+    }
+
+    /// 413 `too_large`.
+    pub fn too_large(msg: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", msg)
+    }
+
+    /// 415 `unsupported_media_type`.
+    pub fn unsupported_media_type(msg: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", msg)
+    }
+
+    /// 429 `limit_reached` with Retry-After.
+    pub fn limit_reached(msg: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "limit_reached", msg).retry_after(RETRY_AFTER)
+    }
+
+    /// 503 `unavailable` with Retry-After.
+    pub fn unavailable(msg: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", msg).retry_after(RETRY_AFTER)
+    }
+
+    /// 503 `shutting_down` with Retry-After.
+    pub fn shutting_down() -> Self {
+        let msg = "this server is shutting down; use another address";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", msg).retry_after(RETRY_AFTER)
+    }
+
+    /// 500 `internal`. What happened is for the log, not for the caller.
+    pub fn internal() -> Self {
+        let msg = "internal error; the server's log tells more under this CoSec-Request-Id";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", msg)
+    }
+
+    /// The same with a Retry-After of so many seconds.
+    #[must_use]
+    pub fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The stable word.
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// The text for people.
+    pub fn msg(&self) -> &str {
+        &self.msg
+    }
+}
+
+impl From<Error> for ApiError {
+    fn from(error: Error) -> Self {
+        let msg = error.to_string();
+        match error {
+            Error::InvalidArgument { .. } => Self::new(StatusCode::BAD_REQUEST, "invalid_argument", msg),
+            Error::Unauthorized { reason } => Self::unauthorized(reason),
+            Error::Forbidden { reason } => Self::forbidden(reason),
+            Error::NotFound { .. } => Self::not_found(msg),
+            Error::Conflict { .. } => Self::new(StatusCode::CONFLICT, "conflict", msg),
+            Error::Gone { .. } => Self::gone(msg),
+            Error::TooLarge { .. } => Self::too_large(msg),
+            Error::Exhausted { .. } => Self::limit_reached(msg),
+            Error::Unavailable { maybe_applied, source, .. } => {
+                tracing::warn!(maybe_applied, source = source.map(tracing::field::display), "{msg}");
+                Self::unavailable(msg)
+            }
+            Error::Lagged => Self::unavailable(msg),
+            Error::Corrupt { reason } => {
+                tracing::error!("stored data cannot be read: {reason}");
+                Self::internal()
+            }
+            _ => {
+                tracing::error!("an error that has no status of its own: {msg}");
+                Self::internal()
+            }
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let denied = matches!(self.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
+        let body = ErrorBody {
+            code: self.code.to_owned(),
+            authorized: denied.then_some(false),
+            reason: denied.then(|| self.msg.clone().into_owned()),
+            msg: self.msg.into_owned(),
+        };
+        let mut response = (self.status, axum::Json(body)).into_response();
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
