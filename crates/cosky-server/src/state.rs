@@ -23,6 +23,8 @@ pub struct AppState {
     pub streams: Streams,
     pub(crate) auth: Arc<Auth>,
     pub(crate) registry: Arc<Registry>,
+    /// What the registry's routes remember; made by `Arc::default()`.
+    pub(crate) shared: Arc<crate::routes::Shared>,
 }
 
 /// What concerns watch streams and long polls.

@@ -1,0 +1,121 @@
+//! The index of namespaces (compat §4.5).
+
+use std::sync::PoisonError;
+
+use axum::extract::State;
+use cosky_core::{Error, Namespace};
+use http::StatusCode;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::{Refused, counted, place::InNamespace};
+use crate::{
+    ApiResult, AppState,
+    extract::{Json, Query},
+    metrics::Operation,
+};
+
+/// How a namespace is removed.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Removal {
+    /// Whether its data goes as well. Refused while it has a live instance. Without it the data stays, as in CoSky.
+    #[serde(default)]
+    purge: bool,
+}
+
+impl super::Shared {
+    fn current(&self) -> Namespace {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_current(&self, namespace: Namespace) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = namespace;
+    }
+
+    /// Refuses to remove what the server itself needs.
+    fn check_removable(&self, namespace: &Namespace) -> Result<(), Error> {
+        let reason = if namespace.as_str() == Namespace::SYSTEM {
+            format!("namespace: {namespace} keeps the server's own data and cannot be removed")
+        } else if *namespace == self.current() {
+            format!(
+                "namespace: {namespace} is this server's current namespace; make another one current before \
+                 (PUT /v1/namespaces/current/{{namespace}})"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::Conflict { reason })
+    }
+}
+
+/// The index of namespaces, sorted. A namespace may hold data without being listed.
+#[utoipa::path(
+    get, path = "/v1/namespaces", tag = "namespaces", operation_id = "list_namespaces",
+    responses((status = 200, description = "Names", body = Vec<String>), Refused)
+)]
+pub(super) async fn list(State(state): State<AppState>) -> ApiResult<Json<Vec<Namespace>>> {
+    counted(&state, Operation::Read, state.store.namespaces().await).map(Json)
+}
+
+/// The current namespace of this server process, as plain text.
+#[utoipa::path(
+    get, path = "/v1/namespaces/current", tag = "namespaces", operation_id = "current_namespace",
+    responses((status = 200, description = "A name", body = String, content_type = "text/plain"), Refused)
+)]
+pub(super) async fn current(State(state): State<AppState>) -> String {
+    state.metrics.record(Operation::Read, &Ok(()));
+    state.shared.current().to_string()
+}
+
+/// Makes a namespace the current one of this server process, until it stops, and lists it. Other servers keep theirs.
+#[utoipa::path(
+    put, path = "/v1/namespaces/current/{namespace}", tag = "namespaces", operation_id = "set_current_namespace",
+    params(("namespace" = String, Path, description = "The namespace")),
+    responses((status = 200, description = "Done; no body"), Refused)
+)]
+pub(super) async fn set_current(
+    State(state): State<AppState>,
+    InNamespace(namespace): InNamespace,
+) -> ApiResult<StatusCode> {
+    counted(&state, Operation::AddNamespace, state.store.add_namespace(&namespace).await)?;
+    state.shared.set_current(namespace);
+    Ok(StatusCode::OK)
+}
+
+/// Lists a namespace.
+#[utoipa::path(
+    put, path = "/v1/namespaces/{namespace}", tag = "namespaces", operation_id = "add_namespace",
+    params(("namespace" = String, Path, description = "The namespace; advised to hold a hash tag, as in `shop-{eu}`")),
+    responses((status = 200, description = "Whether it was new", body = bool), Refused)
+)]
+pub(super) async fn add(
+    State(state): State<AppState>,
+    InNamespace(namespace): InNamespace,
+) -> ApiResult<Json<bool>> {
+    counted(&state, Operation::AddNamespace, state.store.add_namespace(&namespace).await).map(Json)
+}
+
+/// Takes a namespace out of the index. Its data stays, unless `purge` is set.
+#[utoipa::path(
+    delete, path = "/v1/namespaces/{namespace}", tag = "namespaces", operation_id = "remove_namespace",
+    params(("namespace" = String, Path, description = "The namespace"), Removal),
+    responses(
+        (status = 200, description = "Whether it was listed, or had data when it is purged", body = bool),
+        (status = 409, description = "It is the system namespace, the current one, or `purge` is set and it has a \
+            live instance; nothing was removed", body = cosky_core::wire::ErrorBody),
+        Refused
+    )
+)]
+pub(super) async fn remove(
+    State(state): State<AppState>,
+    InNamespace(namespace): InNamespace,
+    Query(removal): Query<Removal>,
+) -> ApiResult<Json<bool>> {
+    let removed = match state.shared.check_removable(&namespace) {
+        Err(error) => Err(error),
+        Ok(()) if removal.purge => state.store.purge_namespace(&namespace).await,
+        Ok(()) => state.store.remove_namespace(&namespace).await,
+    };
+    counted(&state, Operation::RemoveNamespace, removed).map(Json)
+}

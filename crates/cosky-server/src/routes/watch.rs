@@ -1,0 +1,112 @@
+//! `GET …/watch`: the changes of a namespace as server-sent events (design §5).
+
+use axum::{
+    body::Body,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use cosky_core::{
+    ConsumerName, Error, Index, Result, Scope, ServiceId,
+    wire::{InstanceEventBody, ServiceEventBody, SnapshotBody, StateBody},
+};
+use http::{HeaderMap, HeaderName, header};
+
+use super::{Refused, consumer, counted, place::InNamespace, poll::remaining, stream::WatchBody};
+use crate::{ApiResult, AppState, Caller, extract::Query, metrics::Operation};
+
+/// Tells proxies of the nginx kind to pass each event on at once.
+const NO_BUFFERING: (HeaderName, &str) = (HeaderName::from_static("x-accel-buffering"), "no");
+const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// The events of a watch by name, for the description of the route.
+#[derive(utoipa::ToSchema)]
+#[schema(as = WatchEvent)]
+#[expect(dead_code, reason = "describes events; cosky-core makes their text")]
+pub(super) enum EventBody {
+    /// `event: snapshot`
+    Snapshot(SnapshotBody),
+    /// `event: instance`
+    Instance(InstanceEventBody),
+    /// `event: service`
+    Service(ServiceEventBody),
+    /// `event: state`
+    State(StateBody),
+}
+
+/// What a watcher asks for.
+#[derive(Debug)]
+struct Asked {
+    scope: Scope,
+    from: Option<Index>,
+    consumer: Option<ConsumerName>,
+}
+
+impl Asked {
+    fn new(query: &[(String, String)], headers: &HeaderMap) -> Result<Self> {
+        let (mut services, mut index, mut consumer) = (Vec::new(), None, None);
+        for (name, value) in query {
+            match name.as_str() {
+                "service" => services.push(ServiceId::new(value)?),
+                "index" => index = Some(value.parse()?),
+                "consumer" => consumer = Some(ConsumerName::new(value)?),
+                "config" => {
+                    return Err(Error::invalid(
+                        "config",
+                        "this server has no configs yet; leave the parameter out to watch services",
+                    ));
+                }
+                _ => {}
+            }
+        }
+        let scope = if services.is_empty() { Scope::All } else { Scope::services(services)? };
+        // A browser repeats the id of the server that it last spoke to, whatever kind that was: what is no index gets a
+        // snapshot, as an index of another server does.
+        let resumed = || headers.get(LAST_EVENT_ID)?.to_str().ok()?.parse().ok();
+        Ok(Self { scope, from: resumed().or(index), consumer })
+    }
+}
+
+/// Follows a namespace. First comes a `snapshot` of what is watched, unless `Last-Event-ID` or `index` lies among the
+/// changes that this server remembers; then the changes after it. A comment line every 15 s. The stream ends cleanly
+/// after about half an hour, at the end of the credential, after a `state` event `draining` when the server stops, and
+/// when the watcher falls behind: ask again, with the last id, on any address.
+#[utoipa::path(
+    get, path = "/v1/namespaces/{namespace}/watch", tag = "watch", operation_id = "watch",
+    params(
+        ("namespace" = String, Path, description = "The namespace"),
+        ("service" = Option<Vec<String>>, Query, description = "Services to watch, up to 1,000, whether they exist yet \
+            or not; the whole namespace without"),
+        ("index" = Option<String>, Query, description = "As `Last-Event-ID`, for clients that cannot set headers"),
+        ("consumer" = Option<String>, Query, description = "Who asks, for the topology"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event of an earlier stream")
+    ),
+    responses(
+        (status = 200, description = "Events `snapshot`, `instance`, `service` and `state`, each with an `id`",
+            body = EventBody, content_type = "text/event-stream"),
+        Refused
+    )
+)]
+pub(super) async fn watch(
+    State(state): State<AppState>,
+    InNamespace(namespace): InNamespace,
+    Query(query): Query<Vec<(String, String)>>,
+    caller: Caller,
+    headers: HeaderMap,
+) -> ApiResult<Response> {
+    let asked = Asked::new(&query, &headers)?;
+    let place = state.streams.watcher()?;
+    let changes = state.store.watch(&namespace, asked.scope.clone(), asked.from).await;
+    let changes = counted(&state, Operation::Watch, changes)?;
+    if let Scope::Services(services) = &asked.scope {
+        for service in services {
+            consumer::note(&state, &namespace, asked.consumer.as_ref(), service);
+        }
+    }
+    let age = state.streams.age();
+    let age = remaining(&caller).map_or(age, |left| left.min(age));
+    let draining = state.streams.draining().clone();
+    let body = WatchBody::new(changes, age, draining, state.metrics.clone(), place);
+    let headers =
+        [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache"), NO_BUFFERING];
+    Ok((headers, Body::new(body)).into_response())
+}
