@@ -1,0 +1,237 @@
+//! The file: loading it, one transaction after another, and opening it again after an I/O error.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use cosky_core::Error;
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
+
+use crate::{
+    Shared,
+    batch::{Batch, Outcome, unavailable},
+    memory::{Gone, Memory, Slot, millis},
+    open::{self, OpenError},
+    row::{Key, Row},
+};
+
+const ROWS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("rows");
+const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
+/// The format of the rows. Raise it when older versions could not read them.
+const FORMAT: u64 = 1;
+/// How long to wait between two attempts to open the file again.
+const REOPEN_PAUSE: Duration = Duration::from_secs(1);
+
+type Reopen = Box<dyn Fn() -> Result<Database, DatabaseError> + Send>;
+
+/// The file and what must still be put right in it.
+pub(crate) struct Disk {
+    /// Absent after an I/O error: the library refuses everything from then on, so it is opened again.
+    database: Option<Database>,
+    reopen: Reopen,
+    last_attempt: Instant,
+    /// Why it is not open, when it is not.
+    failure: Option<Error>,
+    /// Rows that a failed transaction touched: what the file says of them is not known.
+    dirty: BTreeSet<Key>,
+    /// The directory, and the lock that is held as long as this.
+    directory: Option<(PathBuf, File)>,
+}
+
+impl Disk {
+    /// Checks the format and proves that the file can be written.
+    pub(crate) fn new(
+        database: Database,
+        reopen: Reopen,
+        directory: Option<(PathBuf, File)>,
+    ) -> Result<Self, OpenError> {
+        let path = directory.as_ref().map_or(Path::new("the backend"), |(path, _)| path);
+        let found = format(&database).map_err(|error| open::database(path, error))?;
+        if found.is_some_and(|found| found > FORMAT) {
+            return Err(OpenError::NewerFormat { found: found.unwrap_or_default(), known: FORMAT });
+        }
+        prove_writable(&database).map_err(|error| open::database(path, error))?;
+        let last_attempt = Instant::now();
+        Ok(Self {
+            database: Some(database),
+            reopen,
+            last_attempt,
+            failure: None,
+            dirty: BTreeSet::new(),
+            directory,
+        })
+    }
+
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.directory.as_ref().map(|(path, _)| path.as_path())
+    }
+
+    /// Reads everything. Instances and marks live one full term from `now`.
+    pub(crate) fn load(&mut self, now: Duration) -> Result<Memory, OpenError> {
+        let path = self.directory().unwrap_or(Path::new("the backend")).to_owned();
+        let mut memory = Memory::new();
+        let now = millis(now);
+        let read = |database: &Database, memory: &mut Memory| -> Result<Option<String>, redb::Error> {
+            let rows = database.begin_read()?.open_table(ROWS)?;
+            for row in rows.iter()? {
+                let (key, value) = row?;
+                match Row::read(key.value(), value.value()) {
+                    Ok(row) => load(memory, row, now),
+                    Err(reason) => {
+                        return Ok(Some(format!("row {:?}: {reason}", key.value().replace('\0', " "))));
+                    }
+                }
+            }
+            Ok(None)
+        };
+        let database = self.database.as_ref().expect("a disk is made with an open database");
+        match read(database, &mut memory) {
+            Ok(None) => memory.grace(now),
+            Ok(Some(reason)) => return Err(OpenError::Corrupt { reason }),
+            Err(error) => return Err(open::database(&path, error)),
+        }
+        Ok(memory)
+    }
+
+    /// Whether there is something to put right now, without anybody asking for it.
+    pub(crate) fn needs_repair(&self) -> bool {
+        match self.database {
+            Some(_) => !self.dirty.is_empty(),
+            None => self.last_attempt.elapsed() >= REOPEN_PAUSE,
+        }
+    }
+
+    /// Rows of which it is not known whether the file agrees with memory.
+    pub(crate) fn mark_dirty(&mut self, keys: BTreeSet<Key>) {
+        self.dirty.extend(keys);
+    }
+
+    /// Runs `work` in one transaction and commits it with an fsync. On a failure the file is opened again at the next
+    /// call, and the rows that `work` touched are put right before anything else.
+    pub(crate) fn transact(
+        &mut self,
+        shared: &Shared,
+        work: impl FnOnce(&mut Batch<'_>),
+    ) -> (Outcome, Result<(), Error>) {
+        let empty = || Outcome { effects: Vec::new(), touched: BTreeSet::new(), failure: None };
+        if let Err(error) = self.ensure_open() {
+            return (empty(), Err(error));
+        }
+        let Some(database) = &self.database else {
+            return (empty(), Err(Error::unavailable("the file is not open")));
+        };
+        let begun = database.begin_write().map_err(redb::Error::from);
+        let transaction = match begun {
+            Ok(transaction) => transaction,
+            Err(error) => return (empty(), Err(self.failed(BTreeSet::new(), &error, false))),
+        };
+        let rows = transaction.open_table(ROWS).map_err(redb::Error::from);
+        let run = |rows| {
+            let mut batch = Batch::new(rows, shared);
+            if batch.reconcile(&self.dirty).is_ok() {
+                work(&mut batch);
+            }
+            batch.finish()
+        };
+        let outcome = match rows.map(run) {
+            Ok(outcome) => outcome,
+            Err(error) => return (empty(), Err(self.failed(BTreeSet::new(), &error, false))),
+        };
+        if let Some(failure) = outcome.failure.clone() {
+            drop(transaction);
+            self.give_up(outcome.touched.clone(), &failure);
+            return (outcome, Err(failure));
+        }
+        match transaction.commit() {
+            Ok(()) => {
+                self.dirty.clear();
+                (outcome, Ok(()))
+            }
+            Err(error) => {
+                let error = self.failed(outcome.touched.clone(), &error.into(), true);
+                (outcome, Err(error))
+            }
+        }
+    }
+
+    fn failed(&mut self, touched: BTreeSet<Key>, error: &redb::Error, maybe_applied: bool) -> Error {
+        let failure = unavailable(error, maybe_applied);
+        self.give_up(touched, &failure);
+        failure
+    }
+
+    /// Closes the file until the next attempt to open it.
+    fn give_up(&mut self, touched: BTreeSet<Key>, failure: &Error) {
+        self.database = None;
+        self.last_attempt = Instant::now();
+        self.failure = Some(failure.clone());
+        self.dirty.extend(touched);
+    }
+
+    fn ensure_open(&mut self) -> Result<(), Error> {
+        if self.database.is_some() {
+            return Ok(());
+        }
+        if let Some(failure) = &self.failure
+            && self.last_attempt.elapsed() < REOPEN_PAUSE
+        {
+            return Err(Error::unavailable(failure.to_string()));
+        }
+        let opened = (self.reopen)().map_err(redb::Error::from);
+        match opened.and_then(|database| prove_writable(&database).map(|()| database)) {
+            Ok(database) => self.database = Some(database),
+            Err(error) => return Err(self.failed(BTreeSet::new(), &error, false)),
+        }
+        Ok(())
+    }
+}
+
+fn format(database: &Database) -> Result<Option<u64>, redb::Error> {
+    let transaction = database.begin_read()?;
+    match transaction.open_table(META) {
+        Ok(meta) => Ok(meta.get("format")?.map(|format| format.value())),
+        Err(redb::TableError::TableDoesNotExist(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn prove_writable(database: &Database) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    transaction.open_table(META)?.insert("format", FORMAT)?;
+    transaction.open_table(ROWS)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+fn load(memory: &mut Memory, row: Row, now: u64) {
+    match row {
+        Row::Namespace(namespace) => memory.list_namespace(namespace),
+        Row::Service(namespace, service) => memory.list_service(&namespace, &service),
+        Row::Instance(namespace, instance, ttl, owner) => {
+            let slot = Slot::new(namespace, instance, ttl, owner);
+            slot.renew(now);
+            memory.put(Arc::new(slot));
+        }
+        Row::Gone(namespace, id, owner, ttl) => {
+            let until = now + 2 * millis(ttl.duration());
+            memory.mark(&namespace, &id, Gone { owner, ttl, until });
+        }
+        Row::Dependency(namespace, consumer, producer, at) => {
+            memory.add_dependency(&namespace, consumer, producer, at)
+        }
+        Row::Account(user, account) => {
+            memory.accounts.insert(user, account);
+        }
+        Row::ApiToken(token) => {
+            memory.api_tokens.insert(token.id.clone(), token);
+        }
+        Row::UsedRefresh(id, expires_at) => {
+            memory.used_refresh.insert(id, expires_at);
+        }
+        Row::SigningKey(key) => memory.signing_key = Some(key),
+    }
+}

@@ -1,0 +1,479 @@
+//! What readers see: every namespace in memory, changed by the writer thread alone, after the commit.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cosky_core::{
+    Beat, BeatKey, Clock, ConsumerName, Index, Instance, InstanceId, Life, Namespace, Owner, Scope,
+    ServiceId, ServiceInstance, ServiceStat, Snapshot, Stat, StoreState, Ttl, UserName,
+    account::{Account, ApiToken},
+};
+
+use crate::row::{self, GoneRow, InstanceRow, Key};
+
+type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+
+/// A deadline that never comes.
+const NEVER: u64 = u64::MAX;
+/// The deadline of an instance that the writer has decided to remove: no beat brings it back.
+const DYING: u64 = 0;
+
+/// An instance with what the engine knows of it.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) namespace: Namespace,
+    pub(crate) instance: Arc<Instance>,
+    pub(crate) ttl: Ttl,
+    pub(crate) owner: Owner,
+    /// Milliseconds on the engine's clock, [`NEVER`] or [`DYING`]. Beats move it under the read lock, so a beat and the
+    /// writer's decision to remove are settled by compare and exchange.
+    deadline: AtomicU64,
+}
+
+/// That an instance was deregistered, and until when that is remembered (milliseconds on the engine's clock).
+#[derive(Debug, Clone)]
+pub(crate) struct Gone {
+    pub(crate) owner: Owner,
+    pub(crate) ttl: Ttl,
+    pub(crate) until: u64,
+}
+
+/// One namespace's data.
+#[derive(Default)]
+struct Space {
+    /// Listed services with their instances, sorted by id.
+    services: BTreeMap<ServiceId, Vec<Arc<Slot>>>,
+    by_id: Map<InstanceId, Arc<Slot>>,
+    gone: Map<InstanceId, Gone>,
+    dependencies: BTreeMap<ConsumerName, BTreeMap<ConsumerName, u64>>,
+    /// The sequence of the last change here.
+    last: u64,
+}
+
+/// Everything.
+pub(crate) struct Memory {
+    epoch: u64,
+    /// The sequence of the last change anywhere.
+    pub(crate) sequence: u64,
+    listed: BTreeSet<Namespace>,
+    spaces: Map<Namespace, Space>,
+    /// The highest last sequence of a namespace whose data is all gone.
+    emptied: u64,
+    /// All marks in the order in which they were made, to drop the oldest first; may name marks that are gone.
+    marks: VecDeque<(Namespace, InstanceId)>,
+    /// Until when what is missing may only be late; milliseconds on the engine's clock.
+    protected_until: u64,
+    pub(crate) accounts: BTreeMap<UserName, Account>,
+    pub(crate) api_tokens: BTreeMap<String, ApiToken>,
+    pub(crate) used_refresh: BTreeMap<String, u64>,
+    pub(crate) signing_key: Option<Vec<u8>>,
+    /// How many instances, services and dependencies there are in all namespaces.
+    pub(crate) instances: usize,
+    pub(crate) services: usize,
+    pub(crate) dependencies: usize,
+}
+
+/// Milliseconds on the engine's clock.
+pub(crate) fn millis(now: Duration) -> u64 {
+    cosky_core::wire::millis(now)
+}
+
+impl Slot {
+    pub(crate) fn new(namespace: Namespace, instance: Instance, ttl: Ttl, owner: Owner) -> Self {
+        Self { namespace, instance: Arc::new(instance), ttl, owner, deadline: AtomicU64::new(NEVER) }
+    }
+
+    /// When it expires without a beat; `None` when never.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        Some(self.deadline.load(Ordering::Relaxed)).filter(|deadline| *deadline != NEVER)
+    }
+
+    /// Lets it live one TTL from now, unless it lives for ever.
+    pub(crate) fn renew(&self, now: u64) {
+        let end = if self.instance.is_ephemeral() { now + millis(self.ttl.duration()) } else { NEVER };
+        self.deadline.store(end, Ordering::Relaxed);
+    }
+
+    /// Renews on behalf of a beat; false when the instance is about to be removed. A permanent one is left as it is.
+    fn beat(&self, now: u64) -> bool {
+        let end = now + u64::from(self.ttl.seconds()) * 1000;
+        let renew = |deadline| (deadline != NEVER && deadline != DYING).then_some(end);
+        match self.deadline.fetch_update(Ordering::Relaxed, Ordering::Relaxed, renew) {
+            Ok(_) => true,
+            Err(deadline) => deadline == NEVER,
+        }
+    }
+
+    /// Decides that it has expired, if it has; from then on beats are answered as unknown.
+    pub(crate) fn expire(&self, now: u64) -> bool {
+        let over = |deadline| (deadline != NEVER && deadline <= now).then_some(DYING);
+        self.deadline.fetch_update(Ordering::Relaxed, Ordering::Relaxed, over).is_ok()
+    }
+
+    /// Takes over the life of the slot that this one replaces.
+    pub(crate) fn inherit(&self, old: &Self) {
+        self.deadline.store(old.deadline.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn life(&self, now: Duration, unix: Duration) -> Life {
+        match self.deadline() {
+            None => Life::Permanent,
+            Some(deadline) => {
+                let remaining = Duration::from_millis(deadline).saturating_sub(now);
+                let end = unix + remaining + Duration::from_millis(500);
+                Life::Remaining { remaining, ttl_at: i64::try_from(end.as_secs()).unwrap_or(i64::MAX) }
+            }
+        }
+    }
+}
+
+impl Memory {
+    /// Nothing, in a new epoch.
+    pub(crate) fn new() -> Self {
+        Self {
+            epoch: rand::random(),
+            sequence: 0,
+            listed: BTreeSet::new(),
+            spaces: Map::default(),
+            emptied: 0,
+            marks: VecDeque::new(),
+            protected_until: 0,
+            accounts: BTreeMap::new(),
+            api_tokens: BTreeMap::new(),
+            used_refresh: BTreeMap::new(),
+            signing_key: None,
+            instances: 0,
+            services: 0,
+            dependencies: 0,
+        }
+    }
+
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The index of the last change in `namespace`.
+    pub(crate) fn index(&self, namespace: &Namespace) -> Index {
+        Index {
+            epoch: self.epoch,
+            sequence: self.spaces.get(namespace).map_or(self.emptied, |space| space.last),
+        }
+    }
+
+    /// How far reads can be trusted.
+    pub(crate) fn state(&self, now: Duration) -> StoreState {
+        if millis(now) < self.protected_until { StoreState::Protected } else { StoreState::Live }
+    }
+
+    /// Marks reads as protected until `until`, unless they are for longer.
+    pub(crate) fn protect(&mut self, until: u64) {
+        self.protected_until = self.protected_until.max(until);
+    }
+
+    pub(crate) fn namespaces(&self) -> &BTreeSet<Namespace> {
+        &self.listed
+    }
+
+    pub(crate) fn list_namespace(&mut self, namespace: Namespace) {
+        self.listed.insert(namespace);
+    }
+
+    pub(crate) fn unlist_namespace(&mut self, namespace: &Namespace) {
+        self.listed.remove(namespace);
+    }
+
+    /// Listed services, sorted.
+    pub(crate) fn service_ids(&self, namespace: &Namespace) -> Vec<ServiceId> {
+        self.spaces.get(namespace).map_or_else(Vec::new, |space| space.services.keys().cloned().collect())
+    }
+
+    pub(crate) fn has_service(&self, namespace: &Namespace, service: &ServiceId) -> bool {
+        self.spaces.get(namespace).is_some_and(|space| space.services.contains_key(service))
+    }
+
+    pub(crate) fn service_stats(&self, namespace: &Namespace) -> Vec<ServiceStat> {
+        let count = |(service, list): (&ServiceId, &Vec<_>)| ServiceStat {
+            service: service.clone(),
+            instances: list.len() as u64,
+        };
+        self.spaces.get(namespace).map_or_else(Vec::new, |space| space.services.iter().map(count).collect())
+    }
+
+    pub(crate) fn stat(&self, namespace: &Namespace) -> Stat {
+        let Some(space) = self.spaces.get(namespace) else {
+            return Stat { namespaces: self.listed.len() as u64, ..Stat::default() };
+        };
+        Stat {
+            namespaces: self.listed.len() as u64,
+            services: space.services.len() as u64,
+            healthy_services: space.services.values().filter(|list| !list.is_empty()).count() as u64,
+            instances: space.by_id.len() as u64,
+            configs: 0,
+        }
+    }
+
+    pub(crate) fn instance_counts(&self) -> BTreeMap<String, u64> {
+        let count =
+            |(namespace, space): (&Namespace, &Space)| (namespace.to_string(), space.by_id.len() as u64);
+        self.spaces.iter().map(count).collect()
+    }
+
+    pub(crate) fn slot(&self, namespace: &Namespace, instance: &str) -> Option<&Arc<Slot>> {
+        self.spaces.get(namespace)?.by_id.get(instance)
+    }
+
+    pub(crate) fn gone(&self, namespace: &Namespace, instance: &str) -> Option<&Gone> {
+        self.spaces.get(namespace)?.gone.get(instance)
+    }
+
+    /// A service's instances, sorted by id.
+    pub(crate) fn instances(
+        &self,
+        namespace: &Namespace,
+        service: &ServiceId,
+        clock: &dyn Clock,
+    ) -> Vec<ServiceInstance> {
+        let list = self.spaces.get(namespace).and_then(|space| space.services.get(service));
+        list.map_or_else(Vec::new, |list| read(list, clock.now(), clock.unix()))
+    }
+
+    pub(crate) fn instance(&self, slot: &Slot, clock: &dyn Clock) -> ServiceInstance {
+        ServiceInstance::new(Arc::clone(&slot.instance), slot.life(clock.now(), clock.unix()))
+    }
+
+    pub(crate) fn topology(&self, namespace: &Namespace) -> BTreeMap<String, Vec<String>> {
+        let edges = self.spaces.get(namespace).map(|space| space.dependencies.iter()).into_iter().flatten();
+        edges
+            .map(|(c, producers)| (c.to_string(), producers.keys().map(ToString::to_string).collect()))
+            .collect()
+    }
+
+    pub(crate) fn snapshot(&self, namespace: &Namespace, scope: &Scope, clock: &dyn Clock) -> Snapshot {
+        let (now, unix) = (clock.now(), clock.unix());
+        let space = self.spaces.get(namespace);
+        let services = match scope {
+            Scope::All => {
+                let all = space.map(|space| space.services.iter()).into_iter().flatten();
+                all.map(|(service, list)| (service.clone(), read(list, now, unix))).collect()
+            }
+            Scope::Services(services) => {
+                let one = |service: &ServiceId| {
+                    let list = space.and_then(|space| space.services.get(service));
+                    (service.clone(), read(list.map_or(&[], Vec::as_slice), now, unix))
+                };
+                services.iter().map(one).collect()
+            }
+        };
+        Snapshot { services, state: self.state(now) }
+    }
+
+    /// Renews each of `keys`: one look-up and one store. The service is compared with the id's own beginning, so that
+    /// the instance itself need not be touched.
+    pub(crate) fn beat(
+        &self,
+        namespace: &Namespace,
+        keys: &[BeatKey<'_>],
+        now: Duration,
+        unix: Duration,
+    ) -> Vec<Beat> {
+        let Some(space) = self.spaces.get(namespace) else { return vec![Beat::Unknown; keys.len()] };
+        let now_ms = millis(now);
+        let one = |key: &BeatKey<'_>| {
+            let of_service =
+                key.instance.strip_prefix(key.service).is_some_and(|address| address.starts_with('@'));
+            match space.by_id.get(key.instance) {
+                Some(slot) if of_service && slot.beat(now_ms) => Beat::Renewed(Some(slot.life(now, unix))),
+                None if of_service
+                    && space.gone.get(key.instance).is_some_and(|gone| gone.until > now_ms) =>
+                {
+                    Beat::Gone
+                }
+                _ => Beat::Unknown,
+            }
+        };
+        keys.iter().map(one).collect()
+    }
+
+    /// Gives every ephemeral instance at least one TTL from `now`, and protects reads for as long as the longest.
+    pub(crate) fn grace(&mut self, now: u64) {
+        let slots = self.spaces.values().flat_map(|space| space.by_id.values());
+        let longest = slots.filter(|slot| slot.instance.is_ephemeral()).map(|slot| {
+            slot.renew(now);
+            slot.deadline().unwrap_or(now)
+        });
+        if let Some(longest) = longest.max() {
+            self.protect(longest);
+        }
+    }
+
+    /// All ephemeral slots with their deadlines.
+    pub(crate) fn deadlines(&self) -> impl Iterator<Item = (u64, Arc<Slot>)> {
+        let slots = self.spaces.values().flat_map(|space| space.by_id.values());
+        slots.filter_map(|slot| Some((slot.deadline()?, Arc::clone(slot))))
+    }
+
+    /// Takes the next sequence number, for a change in `namespace`.
+    pub(crate) fn advance(&mut self, namespace: Option<&Namespace>) -> Index {
+        self.sequence += 1;
+        if let Some(namespace) = namespace {
+            match self.spaces.get_mut(namespace) {
+                Some(space) => space.last = self.sequence,
+                None => self.emptied = self.sequence,
+            }
+        }
+        Index { epoch: self.epoch, sequence: self.sequence }
+    }
+
+    pub(crate) fn list_service(&mut self, namespace: &Namespace, service: &ServiceId) {
+        let space = self.spaces.entry(namespace.clone()).or_default();
+        if let std::collections::btree_map::Entry::Vacant(vacant) = space.services.entry(service.clone()) {
+            vacant.insert(Vec::new());
+            self.services += 1;
+        }
+    }
+
+    pub(crate) fn unlist_service(&mut self, namespace: &Namespace, service: &ServiceId) {
+        if self.spaces.get_mut(namespace).is_some_and(|space| space.services.remove(service).is_some()) {
+            self.services -= 1;
+        }
+        self.forget_when_empty(namespace);
+    }
+
+    /// Puts `slot` in the place of the instance of the same id, if there is one.
+    pub(crate) fn put(&mut self, slot: Arc<Slot>) {
+        let space = self.spaces.entry(slot.namespace.clone()).or_default();
+        let list = space.services.entry(slot.instance.service().clone()).or_default();
+        match list.binary_search_by(|other| other.instance.id().cmp(slot.instance.id())) {
+            Ok(at) => list[at] = Arc::clone(&slot),
+            Err(at) => list.insert(at, Arc::clone(&slot)),
+        }
+        if space.by_id.insert(slot.instance.id().clone(), slot).is_none() {
+            self.instances += 1;
+        }
+    }
+
+    pub(crate) fn remove(&mut self, namespace: &Namespace, service: &ServiceId, instance: &InstanceId) {
+        let Some(space) = self.spaces.get_mut(namespace) else { return };
+        if space.by_id.remove(instance).is_some() {
+            self.instances -= 1;
+        }
+        if let Some(list) = space.services.get_mut(service)
+            && let Ok(at) = list.binary_search_by(|slot| slot.instance.id().cmp(instance))
+        {
+            list.remove(at);
+        }
+        self.forget_when_empty(namespace);
+    }
+
+    pub(crate) fn mark(&mut self, namespace: &Namespace, instance: &InstanceId, gone: Gone) {
+        self.marks.push_back((namespace.clone(), instance.clone()));
+        self.spaces.entry(namespace.clone()).or_default().gone.insert(instance.clone(), gone);
+    }
+
+    pub(crate) fn unmark(&mut self, namespace: &Namespace, instance: &InstanceId) {
+        if let Some(space) = self.spaces.get_mut(namespace) {
+            space.gone.remove(instance);
+        }
+        self.forget_when_empty(namespace);
+    }
+
+    /// Whether [`Memory::stale_marks`] would drop any.
+    pub(crate) fn has_stale_marks(&self, now: u64, limit: usize) -> bool {
+        self.marks.front().is_some_and(|(namespace, instance)| {
+            self.marks.len() > limit
+                || self.gone(namespace, instance.as_str()).is_none_or(|gone| gone.until <= now)
+        })
+    }
+
+    /// Marks to drop now: those that are over, and the oldest beyond `limit`. Each is returned once.
+    pub(crate) fn stale_marks(&mut self, now: u64, limit: usize) -> Vec<(Namespace, InstanceId)> {
+        let mut stale = Vec::new();
+        while let Some((namespace, instance)) = self.marks.front() {
+            let mark = self.gone(namespace, instance.as_str());
+            if mark.is_some_and(|gone| gone.until > now) && self.marks.len() <= limit {
+                break;
+            }
+            let exists = mark.is_some();
+            if let Some(mark) = self.marks.pop_front()
+                && exists
+            {
+                stale.push(mark);
+            }
+        }
+        stale
+    }
+
+    pub(crate) fn add_dependency(
+        &mut self,
+        namespace: &Namespace,
+        consumer: ConsumerName,
+        producer: ConsumerName,
+        at: u64,
+    ) {
+        let space = self.spaces.entry(namespace.clone()).or_default();
+        if space.dependencies.entry(consumer).or_default().insert(producer, at).is_none() {
+            self.dependencies += 1;
+        }
+    }
+
+    pub(crate) fn dependency(&self, namespace: &Namespace, consumer: &str, producer: &str) -> Option<u64> {
+        self.spaces.get(namespace)?.dependencies.get(consumer)?.get(producer).copied()
+    }
+
+    pub(crate) fn clear_dependencies(&mut self, namespace: &Namespace) {
+        if let Some(space) = self.spaces.get_mut(namespace) {
+            self.dependencies -= space.dependencies.values().map(BTreeMap::len).sum::<usize>();
+            space.dependencies.clear();
+        }
+        self.forget_when_empty(namespace);
+    }
+
+    /// The value that a row must have in the file; `None` when it must not be there.
+    pub(crate) fn row(&self, key: &Key) -> Option<Vec<u8>> {
+        match key {
+            Key::Namespace(namespace) => self.listed.contains(namespace).then(Vec::new),
+            Key::Service(namespace, service) => self.has_service(namespace, service).then(Vec::new),
+            Key::Instance(namespace, service, id) => {
+                let slot =
+                    self.slot(namespace, id.as_str()).filter(|slot| slot.instance.service() == service)?;
+                Some(row::encode(&InstanceRow::new(&slot.instance, slot.ttl, &slot.owner)))
+            }
+            Key::Gone(namespace, id) => {
+                let gone = self.gone(namespace, id.as_str())?;
+                Some(row::encode(&GoneRow::new(&gone.owner, gone.ttl)))
+            }
+            Key::Dependency(namespace, consumer, producer) => {
+                self.dependency(namespace, consumer.as_str(), producer.as_str()).map(|at| row::encode(&at))
+            }
+            Key::Account(user) => self.accounts.get(user).map(row::account),
+            Key::ApiToken(id) => self.api_tokens.get(id).map(row::api_token),
+            Key::UsedRefresh(id) => self.used_refresh.get(id).map(row::encode),
+            Key::SigningKey => self.signing_key.as_ref().map(row::encode),
+        }
+    }
+
+    /// A namespace without data costs nothing; its last sequence lives on in `emptied`.
+    fn forget_when_empty(&mut self, namespace: &Namespace) {
+        let empty = |space: &Space| {
+            space.services.is_empty()
+                && space.by_id.is_empty()
+                && space.gone.is_empty()
+                && space.dependencies.is_empty()
+        };
+        if self.spaces.get(namespace).is_some_and(empty)
+            && let Some(space) = self.spaces.remove(namespace)
+        {
+            self.emptied = self.emptied.max(space.last);
+        }
+    }
+}
+
+fn read(list: &[Arc<Slot>], now: Duration, unix: Duration) -> Vec<ServiceInstance> {
+    list.iter().map(|slot| ServiceInstance::new(Arc::clone(&slot.instance), slot.life(now, unix))).collect()
+}

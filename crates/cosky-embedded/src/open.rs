@@ -1,0 +1,172 @@
+//! Opening a data directory, and saying what stands in the way when that fails.
+
+use std::{
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+};
+
+use redb::{Builder, Database, DatabaseError, StorageBackend, StorageError};
+
+use crate::disk::Disk;
+
+/// The file that holds the rows.
+const FILE: &str = "cosky.redb";
+/// A file in the making; renamed to [`FILE`] when it is whole.
+const NEW_FILE: &str = "cosky.redb.new";
+/// Locked by the process that has the directory open.
+const LOCK: &str = "lock";
+/// Memory that redb may use for pages. Reads are served from this crate's own memory, so it needs little.
+const CACHE_BYTES: usize = 4 << 20;
+
+/// Why the data directory cannot be opened. It was left as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has it open.
+    #[error("{path} is in use by another cosky process; stop that one, or choose another --data-dir")]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// It cannot be written.
+    #[error(
+        "{path} cannot be written ({source}); mount it writable, grant the rights, or choose another --data-dir"
+    )]
+    ReadOnly {
+        /// The directory or file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The disk is full.
+    #[error("the disk that holds {path} is full; free some space and start again, nothing is lost")]
+    Full {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The file is damaged.
+    #[error(
+        "the data file is damaged ({reason}); restore a copy of the data directory, or move it away to start empty"
+    )]
+    Corrupt {
+        /// What is wrong.
+        reason: String,
+    },
+    /// The file was written by a newer version.
+    #[error(
+        "the data file has format {found}, this version reads up to {known}; start the newer cosky that wrote it"
+    )]
+    NewerFormat {
+        /// The file's format.
+        found: u64,
+        /// The newest format that this version knows.
+        known: u64,
+    },
+    /// Anything else that the system says.
+    #[error("{path} cannot be opened: {source}")]
+    Io {
+        /// The directory or file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// Opens or makes a data directory.
+pub(crate) fn directory(path: &Path) -> Result<Disk, OpenError> {
+    fs::create_dir_all(path).map_err(|error| system(path, error))?;
+    let lock = lock(path)?;
+    let file = path.join(FILE);
+    if !fs::exists(&file).map_err(|error| system(&file, error))? {
+        create(path, &file)?;
+    }
+    // A read-only mount lets root past mode bits, so only opening for writing tells.
+    OpenOptions::new().read(true).write(true).open(&file).map_err(|error| system(&file, error))?;
+    let reopen = {
+        let file = file.clone();
+        move || guarded(|| builder().open(&file))
+    };
+    let database = reopen().map_err(|error| database(&file, error))?;
+    Disk::new(database, Box::new(reopen), Some((path.to_owned(), lock)))
+}
+
+/// Opens or makes a database in a storage backend.
+pub(crate) fn backend<B: StorageBackend + Clone>(backend: B) -> Result<Disk, OpenError> {
+    let reopen = move || {
+        let backend = backend.clone();
+        guarded(|| builder().create_with_backend(backend))
+    };
+    let database = reopen().map_err(|error| self::database(Path::new("the backend"), error))?;
+    Disk::new(database, Box::new(reopen), None)
+}
+
+fn builder() -> Builder {
+    let mut builder = Builder::new();
+    builder.set_cache_size(CACHE_BYTES);
+    builder
+}
+
+/// A damaged file can trip an assertion in the library; that is an answer too.
+fn guarded(open: impl FnOnce() -> Result<Database, DatabaseError>) -> Result<Database, DatabaseError> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).unwrap_or_else(|panic| {
+        let text =
+            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Err(DatabaseError::Storage(StorageError::Corrupted(text.unwrap_or("an assertion failed").to_owned())))
+    })
+}
+
+fn lock(path: &Path) -> Result<File, OpenError> {
+    let name = path.join(LOCK);
+    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&name);
+    let file = open.map_err(|error| system(path, error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(OpenError::Locked { path: path.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(system(&name, error)),
+    }
+}
+
+/// Makes a database under another name and renames it, so that a crash on the way leaves no half-made file that looks
+/// like a damaged one. The directory is locked.
+fn create(path: &Path, file: &Path) -> Result<(), OpenError> {
+    let new = path.join(NEW_FILE);
+    if let Err(error) = fs::remove_file(&new)
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(system(&new, error));
+    }
+    let made = guarded(|| builder().create(&new));
+    let renamed = made.map_err(|error| database(&new, error)).and_then(|made| {
+        drop(made);
+        fs::rename(&new, file)
+            .and_then(|()| File::open(path)?.sync_all())
+            .map_err(|error| system(path, error))
+    });
+    if renamed.is_err() {
+        let _ = fs::remove_file(&new);
+    }
+    renamed
+}
+
+/// Sorts what the system says.
+pub(crate) fn system(path: &Path, source: io::Error) -> OpenError {
+    let path = path.to_owned();
+    match source.kind() {
+        ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied => OpenError::ReadOnly { path, source },
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => OpenError::Full { path },
+        ErrorKind::InvalidData | ErrorKind::UnexpectedEof => {
+            OpenError::Corrupt { reason: source.to_string() }
+        }
+        _ => OpenError::Io { path, source },
+    }
+}
+
+/// Sorts what the database says.
+pub(crate) fn database(path: &Path, error: impl Into<redb::Error>) -> OpenError {
+    match error.into() {
+        redb::Error::DatabaseAlreadyOpen => OpenError::Locked { path: path.to_owned() },
+        redb::Error::Io(error) => system(path, error),
+        other => OpenError::Corrupt { reason: other.to_string() },
+    }
+}
