@@ -1,1 +1,13 @@
-//! Placeholder.
+//! What the tests of cosky share, as a development dependency only:
+//!
+//! * [`ManualClock`]: time that moves when a test says so;
+//! * [`disk`]: a disk that fills up, fails and loses power;
+//! * [`process`]: the built `cosky` binary as a server that ends with the test.
+//!
+//! Its functions panic when something is not as it should be, since a test is what calls them.
+
+mod clock;
+pub mod disk;
+pub mod process;
+
+pub use clock::ManualClock;
