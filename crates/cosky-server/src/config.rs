@@ -2,7 +2,7 @@
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
-use cosky_core::Ttl;
+use cosky_core::{Ttl, account::ROOT};
 
 /// The settings of one server.
 #[derive(Clone)]
@@ -20,6 +20,9 @@ pub struct Config {
     /// Root's password at the first start, at least 8 characters; a random one, when absent. Of no effect when there is
     /// a root account already.
     pub root_password: Option<String>,
+    /// Is called once with the password that was made for root at the first start, when `root_password` gives none and
+    /// [`crate::ensure_root`] was not called before. Prints it to standard error by default.
+    pub announce: fn(&str),
     /// The mean age at which a watch stream ends, so that watchers spread over the servers again: 30 minutes. Each
     /// stream's own age lies within 20 % of it.
     pub stream_age: Duration,
@@ -36,7 +39,7 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Bytes of a request's line and headers together, 16 KiB; above it 431. At least 8 KiB.
     pub header_bytes: usize,
-    /// Header fields of a request, 100; above it 431.
+    /// Header fields of a request, 64; above it 431. At most 100.
     pub header_fields: usize,
     /// Open connections, 32,768; further ones wait in the kernel's queue.
     pub connections: usize,
@@ -62,6 +65,7 @@ impl Default for Config {
             refresh_token_ttl: Duration::from_secs(3 * 60 * 60),
             instance_ttl: Ttl::DEFAULT,
             root_password: None,
+            announce: |password| eprintln!("the password of the user {ROOT}, not shown again: {password}"),
             stream_age: Duration::from_secs(30 * 60),
             shutdown_grace: Duration::from_secs(10),
             limits: Limits::default(),
@@ -74,7 +78,7 @@ impl Default for Limits {
         Self {
             body_bytes: 1 << 20,
             header_bytes: 16 << 10,
-            header_fields: 100,
+            header_fields: 64,
             connections: 32_768,
             watchers: 20_000,
             long_polls: 4_096,
@@ -98,6 +102,6 @@ impl fmt::Debug for Config {
             .field("stream_age", &self.stream_age)
             .field("shutdown_grace", &self.shutdown_grace)
             .field("limits", &self.limits)
-            .finish()
+            .finish_non_exhaustive()
     }
 }

@@ -216,8 +216,8 @@ impl Cut {
 }
 
 impl Metrics {
-    /// Makes the counters and puts them into `registry`, together with the figures that `store` tells at each scrape.
-    pub fn register(registry: &mut Registry, store: Arc<dyn Store>) -> Self {
+    /// Makes the counters and puts them into `registry`.
+    pub fn register(registry: &mut Registry) -> Self {
         let registry = registry.sub_registry_with_prefix("cosky");
 
         let operations = Family::<OperationLabels, Counter>::default();
@@ -260,8 +260,12 @@ impl Metrics {
             "Requests that have no answer's head yet",
             metrics.in_flight.clone(),
         );
-        registry.register_collector(Box::new(StoreFigures(store)));
         metrics
+    }
+
+    /// Puts the figures into `registry` that `store` tells at each scrape.
+    pub fn register_store(registry: &mut Registry, store: Arc<dyn Store>) {
+        registry.sub_registry_with_prefix("cosky").register_collector(Box::new(StoreFigures(store)));
     }
 
     /// Counts one operation by how it went.

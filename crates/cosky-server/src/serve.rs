@@ -1,0 +1,254 @@
+//! Sockets: accepting, bounding and draining connections. hyper is driven directly, because an idle watcher costs a
+//! third less memory this way than through axum's own loop.
+
+use std::{
+    convert::Infallible,
+    error::Error as _,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{Router, body::Body};
+use cosky_core::Store;
+use http::{Request, Response, header};
+use hyper::{
+    body::Incoming,
+    server::conn::http1,
+    service::{HttpService, service_fn},
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tower::ServiceExt as _;
+
+use crate::{
+    AppState, Config, Limits, Metrics, ServeError,
+    app::app_with,
+    metrics::{Counted, Cut},
+    scrape,
+};
+
+/// Bytes that a connection buffers in each direction, and so the largest head that is read at all. What is between our
+/// own limit of a head and this one is refused with a JSON body, what is above it with a bare 431.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Open connections to the metrics' own address.
+const METRICS_CONNECTIONS: usize = 64;
+/// How long accepting rests after an error that is not the peer's (no file descriptors, for one), at first and at most.
+const REST: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// What all connections of a server share.
+struct Shared {
+    builder: http1::Builder,
+    tasks: TaskTracker,
+    metrics: Arc<Metrics>,
+    unacknowledged: Duration,
+    /// Cancelled when connections shall end after the request that they are in.
+    drain: CancellationToken,
+    /// Cancelled when connections shall end now.
+    end: CancellationToken,
+}
+
+/// Serves until `shutdown` resolves. Then no connection is accepted any more, streams say `draining` and end, requests
+/// in flight finish, and what has not ended after [`Config::shutdown_grace`] is cut off; last the store is closed.
+/// Dropping the future cuts all connections off at once and leaves the store open.
+///
+/// # Errors
+/// When it cannot start; see [`ServeError`].
+pub async fn serve(
+    config: Config,
+    store: Arc<dyn Store>,
+    listener: TcpListener,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServeError> {
+    serve_with(config, store, listener, Router::new(), shutdown).await
+}
+
+/// As [`serve`], with further routes as in [`crate::app_with`].
+///
+/// # Errors
+/// When it cannot start; see [`ServeError`].
+///
+/// # Panics
+/// When a further route has the path and method of one of ours.
+pub async fn serve_with(
+    config: Config,
+    store: Arc<dyn Store>,
+    listener: TcpListener,
+    further: Router<AppState>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ServeError> {
+    let address = listener.local_addr().map_err(ServeError::Listener)?;
+    if !config.auth && !address.ip().is_loopback() {
+        return Err(ServeError::OpenToAll { address });
+    }
+    let metrics_listener = match config.metrics_listen {
+        None => None,
+        Some(address) => {
+            let bound = TcpListener::bind(address).await;
+            Some(bound.map_err(|source| ServeError::MetricsListen { address, source })?)
+        }
+    };
+    let (router, state) = app_with(config, store, further).await?;
+    run(&state, router, listener, metrics_listener, shutdown).await;
+    state.store.close().await;
+    Ok(())
+}
+
+async fn run(
+    state: &AppState,
+    router: Router,
+    listener: TcpListener,
+    metrics_listener: Option<TcpListener>,
+    shutdown: impl Future<Output = ()> + Send,
+) {
+    let limits = &state.config.limits;
+    let end = CancellationToken::new();
+    let _end_when_dropped = end.clone().drop_guard();
+    let shared = Arc::new(Shared {
+        builder: builder(limits),
+        tasks: TaskTracker::new(),
+        metrics: Arc::clone(&state.metrics),
+        unacknowledged: limits.unacknowledged,
+        drain: state.streams.draining().clone(),
+        end: end.clone(),
+    });
+    let metrics_router = scrape::alone(state.clone());
+    let metrics = async {
+        match &metrics_listener {
+            None => std::future::pending().await,
+            Some(listener) => accept(listener, &metrics_router, METRICS_CONNECTIONS, &shared).await,
+        }
+    };
+    tokio::select! {
+        () = shutdown => {}
+        () = accept(&listener, &router, limits.connections, &shared) => {}
+        () = metrics => {}
+    }
+    drop((listener, metrics_listener));
+
+    tracing::info!(connections = shared.tasks.len(), "shutting down");
+    shared.drain.cancel();
+    shared.tasks.close();
+    if tokio::time::timeout(state.config.shutdown_grace, shared.tasks.wait()).await.is_err() {
+        tracing::warn!(connections = shared.tasks.len(), "cut off after {:?}", state.config.shutdown_grace);
+        end.cancel();
+        shared.tasks.wait().await;
+    }
+}
+
+fn builder(limits: &Limits) -> http1::Builder {
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.idle)
+        .max_buf_size(BUFFER_BYTES.max(2 * limits.header_bytes));
+    builder
+}
+
+/// Accepts for ever, at most `places` connections at a time.
+async fn accept(listener: &TcpListener, router: &Router, places: usize, shared: &Arc<Shared>) {
+    let places = Arc::new(Semaphore::new(places));
+    let mut rest = REST.0;
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await.expect("the semaphore is never closed");
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                rest = REST.0;
+                let counted = shared.metrics.connection();
+                let connection = connection(stream, router.clone(), Arc::clone(shared), (place, counted));
+                shared.tasks.spawn(connection);
+            }
+            Err(error) if is_of_the_peer(&error) => {}
+            Err(error) => {
+                tracing::warn!("cannot accept connections, trying again in {rest:?}: {error}");
+                tokio::time::sleep(rest).await;
+                rest = (rest * 2).min(REST.1);
+            }
+        }
+    }
+}
+
+/// Serves one connection to its end.
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    shared: Arc<Shared>,
+    _place: (OwnedSemaphorePermit, Counted),
+) {
+    if let Err(error) = prepare(&stream, shared.unacknowledged) {
+        tracing::debug!("a connection ended before it was served: {error}");
+        return;
+    }
+    let streams = Arc::new(AtomicBool::new(false));
+    let service = service(router, Arc::clone(&streams));
+    let connection = shared.builder.serve_connection(TokioIo::new(stream), service);
+    match until_ended(connection, &shared).await {
+        Err(error) if is_timeout(&error) && streams.load(Ordering::Relaxed) => {
+            shared.metrics.watcher_cut(Cut::Stuck);
+            tracing::debug!("a watcher took nothing for {:?} and was cut off", shared.unacknowledged);
+        }
+        Err(error) => tracing::trace!("a connection ended: {error}"),
+        Ok(()) => {}
+    }
+}
+
+/// `router` as hyper wants it. Notes in `streams` whether the last answer is an event stream.
+fn service(
+    router: Router,
+    streams: Arc<AtomicBool>,
+) -> impl HttpService<Incoming, ResBody = Body, Error = Infallible, Future: Send> {
+    service_fn(move |request: Request<Incoming>| {
+        let (router, streams) = (router.clone(), Arc::clone(&streams));
+        async move {
+            let response: Response<Body> = router.oneshot(request).await?;
+            let kind = response.headers().get(header::CONTENT_TYPE);
+            let is_stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+            streams.store(is_stream, Ordering::Relaxed);
+            Ok(response)
+        }
+    })
+}
+
+async fn until_ended<S>(connection: http1::Connection<TokioIo<TcpStream>, S>, shared: &Shared) -> hyper::Result<()>
+where
+    S: HttpService<Incoming, ResBody = Body, Error = Infallible>,
+{
+    tokio::pin!(connection);
+    let ended = tokio::select! {
+        ended = connection.as_mut() => Some(ended),
+        () = shared.drain.cancelled() => None,
+        () = shared.end.cancelled() => return Ok(()),
+    };
+    if let Some(ended) = ended {
+        return ended;
+    }
+    connection.as_mut().graceful_shutdown();
+    tokio::select! {
+        ended = connection => ended,
+        () = shared.end.cancelled() => Ok(()),
+    }
+}
+
+/// Small answers go out at once, and a peer that takes nothing is given up by the kernel.
+fn prepare(stream: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    socket2::SockRef::from(stream).set_tcp_user_timeout(Some(unacknowledged))
+}
+
+/// Errors of `accept` that say something of one connection, not of this process.
+fn is_of_the_peer(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+fn is_timeout(error: &hyper::Error) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    source.is_some_and(|source| source.kind() == io::ErrorKind::TimedOut)
+}
