@@ -67,10 +67,10 @@ impl Accounts for Embedded {
         }
         let candidate = candidate.to_vec();
         self.write(move |batch| {
-            if let Some(Row::SigningKey(key)) = batch.row(&Key::SigningKey)? {
+            if let Some(Row::SigningKey(key)) = batch.row(&Key::Signing)? {
                 return Ok(key);
             }
-            batch.put(Key::SigningKey, &row::encode(&candidate))?;
+            batch.put(Key::Signing, &row::encode(&candidate))?;
             batch.effect(Effect::SetSigningKey(candidate.clone()));
             Ok(candidate)
         })

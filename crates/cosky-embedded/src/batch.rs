@@ -7,8 +7,7 @@ use std::{
 };
 
 use cosky_core::{
-    ConsumerName, Error, Event, InstanceId, InstanceOp, Namespace, Result, ServiceId, ServiceOp, Ttl,
-    UserName,
+    ConsumerName, Error, Event, InstanceId, InstanceOp, Namespace, Result, ServiceId, ServiceOp, UserName,
     account::{Account, ApiToken},
 };
 use redb::{ReadableTable, Table};

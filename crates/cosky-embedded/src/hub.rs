@@ -17,14 +17,13 @@ use cosky_core::{Change, Error, Event, Index, Namespace, Result, Scope, ServiceI
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-use crate::{Limits, Shared};
+use crate::{Limits, Shared, memory::Memory};
 
 /// A change with the namespace that it concerns; without one it concerns all.
 pub(crate) type Published = (Option<Namespace>, Arc<Change>);
 
 /// All watchers, and the ring.
 pub(crate) struct Hub {
-    epoch: u64,
     limits: Limits,
     ring: VecDeque<Published>,
     /// The sequence of the newest change that the ring has let go.
@@ -61,9 +60,8 @@ pub(crate) struct Watch {
 }
 
 impl Hub {
-    pub(crate) fn new(epoch: u64, limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         Self {
-            epoch,
             limits,
             ring: VecDeque::new(),
             floor: 0,
@@ -79,32 +77,34 @@ impl Hub {
         (self.watchers.len() as u64, self.lagged)
     }
 
-    /// Adds a watcher. `last` is the namespace's last change in memory and `sequence` the last anywhere, read while
-    /// this hub is locked, so what is applied but not published yet is told apart from what comes later.
+    /// Adds a watcher. `memory` was locked after this hub was, so what is applied to it but not published yet is told
+    /// apart from what comes later.
     ///
     /// # Errors
     /// [`Error::Exhausted`] at the limit of watchers.
     pub(crate) fn subscribe(
         &mut self,
         shared: &Arc<Shared>,
+        memory: &Memory,
         namespace: &Namespace,
         scope: Scope,
         from: Option<Index>,
-        last: Index,
-        sequence: u64,
-        snapshot: impl FnOnce(&Scope) -> Event,
     ) -> Result<Watch> {
         if self.watchers.len() >= self.limits.watchers {
             return Err(Error::Exhausted { what: "watchers", limit: self.limits.watchers });
         }
+        let last = memory.index(namespace);
         let resumable = |from: &Index| {
-            from.epoch == self.epoch
-                && from.sequence <= sequence
+            from.epoch == last.epoch
+                && from.sequence <= memory.sequence
                 && (from.sequence >= self.floor || from.sequence >= last.sequence)
         };
         let (first, known) = match from.filter(resumable) {
             Some(from) => (self.after(from.sequence, namespace, &scope), from.sequence),
-            None => (VecDeque::from([Arc::new(Change::new(last, snapshot(&scope)))]), sequence),
+            None => {
+                let snapshot = Event::Snapshot(memory.snapshot(namespace, &scope, &*shared.clock));
+                (VecDeque::from([Arc::new(Change::new(last, snapshot))]), memory.sequence)
+            }
         };
         let (sender, queue) = mpsc::channel(self.limits.watcher_queue);
         let id = self.next_watcher;

@@ -183,7 +183,7 @@ impl Embedded {
             let mut disk = open(&options)?;
             let memory = disk.load(options.clock.now())?;
             let shared = Arc::new(Shared {
-                hub: Hub::new(memory.epoch(), options.limits).into(),
+                hub: Hub::new(options.limits).into(),
                 memory: memory.into(),
                 clock: options.clock,
                 default_ttl: options.default_ttl,

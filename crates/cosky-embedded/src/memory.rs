@@ -154,10 +154,6 @@ impl Memory {
         }
     }
 
-    pub(crate) fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     /// The index of the last change in `namespace`.
     pub(crate) fn index(&self, namespace: &Namespace) -> Index {
         Index {
@@ -454,7 +450,7 @@ impl Memory {
             Key::Account(user) => self.accounts.get(user).map(row::account),
             Key::ApiToken(id) => self.api_tokens.get(id).map(row::api_token),
             Key::UsedRefresh(id) => self.used_refresh.get(id).map(row::encode),
-            Key::SigningKey => self.signing_key.as_ref().map(row::encode),
+            Key::Signing => self.signing_key.as_ref().map(row::encode),
         }
     }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use cosky_core::{
-    Beat, BeatKey, ConsumerName, Error, Event, Index, Instance, InstanceId, InstanceOp, Life, Metadata,
+    Beat, BeatKey, ConsumerName, Error, Index, Instance, InstanceId, InstanceOp, Life, Metadata,
     MetadataPatch, Namespace, Owner, Read, Registered, Registration, Registry, Result, Scope, ServiceId,
     ServiceInstance, ServiceStat, Stat, WatchStream, engine::check_batch,
 };
@@ -202,10 +202,7 @@ impl Registry for Embedded {
         // The hub is locked first: what is applied to memory meanwhile cannot be published before the watcher is in.
         let mut hub = self.shared.hub();
         let memory = self.shared.read();
-        let snapshot =
-            |scope: &Scope| Event::Snapshot(memory.snapshot(namespace, scope, &*self.shared.clock));
-        let last = memory.index(namespace);
-        let watch = hub.subscribe(&self.shared, namespace, scope, from, last, memory.sequence, snapshot)?;
+        let watch = hub.subscribe(&self.shared, &memory, namespace, scope, from)?;
         Ok(Box::pin(watch))
     }
 }

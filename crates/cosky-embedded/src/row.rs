@@ -20,7 +20,7 @@ pub(crate) enum Key {
     Account(UserName),
     ApiToken(String),
     UsedRefresh(String),
-    SigningKey,
+    Signing,
 }
 
 /// A registered instance.
@@ -85,7 +85,7 @@ impl Key {
             Self::Account(user) => format!("u\0{user}"),
             Self::ApiToken(id) => format!("a\0{id}"),
             Self::UsedRefresh(id) => format!("r\0{id}"),
-            Self::SigningKey => "k".into(),
+            Self::Signing => "k".into(),
         }
     }
 
