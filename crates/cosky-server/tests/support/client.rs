@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
     time::timeout,
 };
 
@@ -45,6 +45,14 @@ impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
         let connection = TcpStream::connect(address).await.unwrap();
         connection.set_nodelay(true).unwrap();
+        Self { connection: BufReader::new(connection), token: None }
+    }
+
+    /// A connection that takes little before somebody reads from it.
+    pub(crate) async fn narrow(address: SocketAddr) -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let connection = socket.connect(address).await.unwrap();
         Self { connection: BufReader::new(connection), token: None }
     }
 
