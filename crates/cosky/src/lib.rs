@@ -1,1 +1,71 @@
-//! Placeholder.
+//! Service discovery with cosky: register a service, find another, keep a live view.
+//!
+//! ```no_run
+//! use cosky::{Cosky, Instance};
+//!
+//! # async fn example(token: String) -> cosky::Result<()> {
+//! let cosky = Cosky::connect("http://127.0.0.1:8080").token(token).await?;
+//! let shop = cosky.namespace("shop-{eu}")?;
+//! let order = shop.register(Instance::http("order", "10.0.0.5", 8080)).await?;
+//! let stock = shop.discover("stock").await?;
+//! let target = stock.choose()?;
+//! println!("calling {} of {}", target.uri().unwrap_or_default(), stock.snapshot().len());
+//! order.close().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What it does by itself
+//!
+//! * **Beats.** Instances are kept registered by one task per namespace: batches of up to 1,000, the first beat after
+//!   1 s, then every third of the TTL ± 10 %, never two batches at once, each given up before the next is due.
+//!   [`Registration`] says what happens when the server forgot an instance or somebody deregistered it.
+//! * **Views.** A [`LiveView`] follows one service over the watch stream. It reconnects for ever, every 100 ms to 2 s,
+//!   to any address, keeps its last list meanwhile, and says how old that is.
+//! * **Addresses.** Requests stay with one address and go to the next when it fails. A request whose answer was lost is
+//!   repeated only when twice is as good as once ([`HttpRegistry`]).
+//! * **Credentials.** A token file is read again when it changes or is refused; user and password fetch new tokens by
+//!   themselves. An expired token costs neither a registration nor a view.
+//!
+//! # Start without a registry
+//!
+//! [`Connect::lazy`], [`NamespaceClient::keep_registered`] and [`Discover::start_empty`] return at once and get there
+//! when a server does.
+//!
+//! # End
+//!
+//! Dropping a [`Registration`] asks for its deregistration in the background; [`Registration::close`] and
+//! [`NamespaceClient::close`] wait for it, at most 5 s. Stop taking work only after that: until then others still
+//! find the instance.
+
+mod address;
+mod backoff;
+mod beats;
+mod client;
+mod credentials;
+mod decode;
+mod entry;
+mod error;
+mod follow;
+mod http;
+mod instance;
+mod namespace;
+mod registration;
+mod sse;
+mod transport;
+mod view;
+
+pub use address::IntoAddresses;
+pub use client::{Connect, Cosky};
+pub use cosky_core as core;
+pub use cosky_core::{
+    Index, InstanceId, Life, Metadata, Namespace, Registry, Scope, ServiceId, ServiceInstance, StoreState,
+};
+pub use entry::RegistrationState;
+pub use error::{Error, NotCosky, Result};
+pub use follow::{Watch, Watched};
+pub use http::HttpRegistry;
+pub use instance::Instance;
+pub use namespace::{Discover, NamespaceClient};
+pub use registration::Registration;
+pub use view::{LiveView, ViewReader};

@@ -1,0 +1,321 @@
+//! The client: its addresses, its credential, and the namespaces that it opens.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::IntoFuture,
+    path::PathBuf,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use cosky_core::{Namespace, UserName};
+use reqwest::Method;
+use tokio::runtime::Handle;
+
+use crate::{
+    Error, HttpRegistry, IntoAddresses, NamespaceClient, Result,
+    address::Addresses,
+    credentials::{Password, Source},
+    namespace::NamespaceCore,
+    transport::{Call, Timeouts, Transport},
+};
+
+/// The address that is used when nobody says otherwise: a server of this machine.
+const ADDRESS: &str = "http://127.0.0.1:8080";
+/// The most namespaces that one client has open.
+const NAMESPACES: usize = 1000;
+
+/// A client of cosky. Cheap to clone; clones share connections, credential, beats and streams.
+#[derive(Clone)]
+pub struct Cosky {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    registry: Arc<HttpRegistry>,
+    runtime: Handle,
+    default_namespace: Namespace,
+    close_timeout: Duration,
+    namespaces: Mutex<HashMap<Namespace, Weak<NamespaceCore>>>,
+}
+
+/// How to reach the servers. Awaiting it gives a [`Cosky`]; each value set later replaces an earlier one.
+#[must_use = "await it"]
+#[derive(Debug)]
+pub struct Connect {
+    addresses: Vec<String>,
+    source: Source,
+    namespace: Option<String>,
+    timeouts: Timeouts,
+    close_timeout: Duration,
+    check: bool,
+    error: Option<Error>,
+}
+
+impl Cosky {
+    /// Connects to one or several servers of one cluster: `"http://10.0.0.5:8080,http://10.0.0.6:8080"`, or a list.
+    ///
+    /// # Errors
+    /// Of the awaited value: [`Error::Config`] for what cannot be used, [`Error::NotCosky`] when something else answers
+    /// there, [`Error::Registry`] when nothing does or a login is refused.
+    pub fn connect(addresses: impl IntoAddresses) -> Connect {
+        Connect::new(addresses.into_addresses())
+    }
+
+    /// As [`Cosky::connect`] with what the environment says: `COSKY_ADDR`, one of `COSKY_TOKEN`, `COSKY_TOKEN_FILE` and
+    /// `COSKY_USER` with `COSKY_PASSWORD_FILE`, and `COSKY_NAMESPACE`. A blank variable counts as absent; without
+    /// `COSKY_ADDR` it is the server of this machine at port 8080.
+    pub fn from_env() -> Connect {
+        Self::from_lookup(|name| std::env::var(name).ok())
+    }
+
+    /// As [`Cosky::from_env`], with the variables from anywhere.
+    pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Connect {
+        let get =
+            |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let mut connect = Self::connect(get("COSKY_ADDR").as_deref().unwrap_or(ADDRESS));
+        connect.namespace = get("COSKY_NAMESPACE");
+        let token = get("COSKY_TOKEN");
+        let file = get("COSKY_TOKEN_FILE");
+        let user = (get("COSKY_USER"), get("COSKY_PASSWORD_FILE"));
+        match (token, file, user) {
+            (None, None, (None, None)) => connect,
+            (Some(token), None, (None, None)) => connect.token(token),
+            (None, Some(file), (None, None)) => connect.token_file(file),
+            (None, None, (Some(user), Some(file))) => connect.password_file(user, file),
+            (None, None, (Some(_), None)) => connect.refuse("COSKY_USER", "needs COSKY_PASSWORD_FILE beside it"),
+            (None, None, (None, Some(_))) => connect.refuse("COSKY_PASSWORD_FILE", "needs COSKY_USER beside it"),
+            _ => connect.refuse(
+                "COSKY_TOKEN",
+                "set only one credential: COSKY_TOKEN, COSKY_TOKEN_FILE, or COSKY_USER with COSKY_PASSWORD_FILE",
+            ),
+        }
+    }
+
+    /// A namespace. It may be one that does not exist yet.
+    ///
+    /// # Errors
+    /// [`cosky_core::Error::InvalidArgument`] when the name breaks a rule.
+    pub fn namespace(&self, name: &str) -> Result<NamespaceClient> {
+        self.open(Namespace::new(name)?)
+    }
+
+    /// The namespace of `COSKY_NAMESPACE` or [`Connect::default_namespace`], else `cosky-{default}`.
+    ///
+    /// # Errors
+    /// [`cosky_core::Error::Exhausted`] above 1,000 open namespaces.
+    pub fn default_namespace(&self) -> Result<NamespaceClient> {
+        self.open(self.inner.default_namespace.clone())
+    }
+
+    /// The registry itself, operation by operation.
+    pub fn registry(&self) -> Arc<HttpRegistry> {
+        self.inner.registry.clone()
+    }
+
+    fn open(&self, name: Namespace) -> Result<NamespaceClient> {
+        let mut namespaces = self.inner.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(core) = namespaces.get(&name).and_then(Weak::upgrade) {
+            return Ok(NamespaceClient::new(core));
+        }
+        namespaces.retain(|_, core| core.strong_count() > 0);
+        if namespaces.len() >= NAMESPACES {
+            let limit = NAMESPACES;
+            return Err(cosky_core::Error::Exhausted { what: "open namespaces of one client", limit }.into());
+        }
+        let Inner { registry, runtime, close_timeout, .. } = &*self.inner;
+        let limit = registry.transport().timeouts().request;
+        let core = NamespaceCore::new(registry.clone(), name.clone(), runtime.clone(), limit, *close_timeout);
+        let core = Arc::new(core);
+        namespaces.insert(name, Arc::downgrade(&core));
+        Ok(NamespaceClient::new(core))
+    }
+}
+
+impl Connect {
+    fn new(addresses: Vec<String>) -> Self {
+        Self {
+            addresses,
+            source: Source::None,
+            namespace: None,
+            timeouts: Timeouts {
+                connect: Duration::from_secs(1),
+                request: Duration::from_secs(5),
+                silence: Duration::from_secs(25),
+            },
+            close_timeout: Duration::from_secs(5),
+            check: true,
+            error: None,
+        }
+    }
+
+    /// Other addresses.
+    pub fn addresses(mut self, addresses: impl IntoAddresses) -> Self {
+        self.addresses = addresses.into_addresses();
+        self
+    }
+
+    /// An API token or access token that stays as it is. When it expires nothing can renew it.
+    pub fn token(mut self, token: impl Into<String>) -> Self {
+        self.source = Source::Token(token.into());
+        self
+    }
+
+    /// A file with a token, read again when it changes and when the server refuses what was read.
+    pub fn token_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.source = Source::TokenFile(path.into());
+        self
+    }
+
+    /// A user and password. Tokens are fetched and renewed by themselves.
+    pub fn login(self, user: impl AsRef<str>, password: impl Into<String>) -> Self {
+        self.user(user.as_ref(), Password::Text(password.into()))
+    }
+
+    /// A user, and a file with the password, read at every login.
+    pub fn password_file(self, user: impl AsRef<str>, path: impl Into<PathBuf>) -> Self {
+        self.user(user.as_ref(), Password::File(path.into()))
+    }
+
+    /// What [`Cosky::default_namespace`] gives.
+    pub fn default_namespace(mut self, name: impl Into<String>) -> Self {
+        self.namespace = Some(name.into());
+        self
+    }
+
+    /// How long a connection may take to stand, 1 s without this.
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.connect = limit;
+        self
+    }
+
+    /// How long a request may take over all addresses, 5 s without this. Beats take less than a period in any case.
+    pub fn request_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.request = limit;
+        self
+    }
+
+    /// How long a stream may be silent before it counts as lost, 25 s without this. Servers send a comment every 15 s.
+    pub fn silence_timeout(mut self, limit: Duration) -> Self {
+        self.timeouts.silence = limit;
+        self
+    }
+
+    /// How long [`crate::Registration::close`] waits for the server, 5 s without this.
+    pub fn close_timeout(mut self, limit: Duration) -> Self {
+        self.close_timeout = limit;
+        self
+    }
+
+    /// Asks no server until the first operation: for a process that starts without its registry.
+    pub fn lazy(mut self) -> Self {
+        self.check = false;
+        self
+    }
+
+    fn user(mut self, user: &str, password: Password) -> Self {
+        match UserName::new(user) {
+            Ok(user) => self.source = Source::Login { user, password },
+            Err(error) => self.error = self.error.or(Some(error.into())),
+        }
+        self
+    }
+
+    fn refuse(mut self, setting: &str, reason: &str) -> Self {
+        self.error = self.error.or_else(|| Some(Error::config(setting, reason)));
+        self
+    }
+
+    async fn open(self) -> Result<Cosky> {
+        if let Some(error) = self.error {
+            return Err(error);
+        }
+        let default_namespace = Namespace::new(self.namespace.as_deref().unwrap_or(Namespace::DEFAULT))?;
+        let transport = Transport::new(Addresses::new(self.addresses)?, self.source, self.timeouts)?;
+        if self.check {
+            // The route is open to everybody and says by its headers who answers.
+            transport.exchange(&Call::new(Method::GET, "/livez".into()), None).await?;
+            transport.credentials().bearer(&transport).await?;
+        }
+        let inner = Inner {
+            registry: Arc::new(HttpRegistry::new(transport)),
+            runtime: Handle::current(),
+            default_namespace,
+            close_timeout: self.close_timeout,
+            namespaces: Mutex::default(),
+        };
+        Ok(Cosky { inner: Arc::new(inner) })
+    }
+}
+
+impl IntoFuture for Connect {
+    type Output = Result<Cosky>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.open())
+    }
+}
+
+impl fmt::Debug for Cosky {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cosky").field("registry", &self.inner.registry).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Connect {
+        Cosky::from_lookup(|name| {
+            pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_environment_gives_addresses_credential_and_namespace() {
+        let connect = from(&[
+            ("COSKY_ADDR", "http://a,http://b"),
+            ("COSKY_TOKEN", " secret "),
+            ("COSKY_NAMESPACE", "shop-{eu}"),
+            ("COSKY_TOKEN_FILE", " "),
+        ]);
+        assert_eq!(connect.addresses, ["http://a", "http://b"]);
+        assert!(matches!(&connect.source, Source::Token(token) if token == "secret"));
+        assert_eq!(connect.namespace.as_deref(), Some("shop-{eu}"));
+        assert!(connect.error.is_none());
+        assert!(!format!("{connect:?}").contains("secret"), "{connect:?}");
+    }
+
+    #[test]
+    fn an_empty_environment_means_the_server_of_this_machine() {
+        let connect = from(&[]);
+        assert_eq!(connect.addresses, [ADDRESS]);
+        assert!(matches!(connect.source, Source::None) && connect.error.is_none());
+    }
+
+    #[test]
+    fn files_and_users_are_taken() {
+        let file = from(&[("COSKY_TOKEN_FILE", "/run/token")]);
+        assert!(matches!(&file.source, Source::TokenFile(path) if path.as_os_str() == "/run/token"));
+        let user = from(&[("COSKY_USER", "cosky"), ("COSKY_PASSWORD_FILE", "/run/password")]);
+        assert!(
+            matches!(&user.source, Source::Login { user, password: Password::File(_) } if user.as_str() == "cosky")
+        );
+    }
+
+    #[test]
+    fn half_and_double_credentials_are_refused_by_name() {
+        for (pairs, name) in [
+            (&[("COSKY_USER", "cosky")][..], "COSKY_USER"),
+            (&[("COSKY_PASSWORD_FILE", "/p")][..], "COSKY_PASSWORD_FILE"),
+            (&[("COSKY_TOKEN", "t"), ("COSKY_TOKEN_FILE", "/t")][..], "COSKY_TOKEN"),
+        ] {
+            let error = from(pairs).error.expect("must be refused").to_string();
+            assert!(error.starts_with(name), "{error}");
+        }
+    }
+}

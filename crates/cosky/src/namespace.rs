@@ -1,0 +1,231 @@
+//! One namespace: what a process registers in it and looks for in it.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    future::IntoFuture,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
+
+use cosky_core::{Error as CoreError, Namespace, Registry, Scope, ServiceId};
+use tokio::{runtime::Handle, time::timeout};
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    Instance, LiveView, Registration, Result, Watch,
+    beats::Keeper,
+    entry::{Entry, Phase},
+    view::ViewCore,
+};
+
+/// How long [`NamespaceClient::discover`] waits for the first snapshot.
+const DISCOVER: Duration = Duration::from_secs(5);
+/// The most services that one namespace client follows.
+const VIEWS: usize = 10_000;
+/// Times that a registration is tried again because somebody closed it in the same moment.
+const CROSSINGS: usize = 3;
+
+/// A namespace of the registry. Clones, and what [`crate::Cosky::namespace`] gives for the same name, share one task of
+/// beats and one stream per service.
+#[derive(Clone)]
+pub struct NamespaceClient {
+    core: Arc<NamespaceCore>,
+}
+
+pub(crate) struct NamespaceCore {
+    keeper: Arc<Keeper>,
+    beats: Arc<AbortOnDropHandle<()>>,
+    views: Mutex<HashMap<ServiceId, Weak<ViewCore>>>,
+    runtime: Handle,
+    close_timeout: Duration,
+}
+
+/// A look for a service: await it for a [`LiveView`].
+#[must_use = "await it"]
+#[derive(Debug)]
+pub struct Discover {
+    namespace: NamespaceClient,
+    service: String,
+    limit: Duration,
+    wait: bool,
+}
+
+impl NamespaceCore {
+    pub(crate) fn new(
+        registry: Arc<dyn Registry>,
+        namespace: Namespace,
+        runtime: Handle,
+        request_timeout: Duration,
+        close_timeout: Duration,
+    ) -> Self {
+        let keeper = Arc::new(Keeper::new(registry, namespace, runtime.clone(), request_timeout));
+        let beats = Arc::new(AbortOnDropHandle::new(runtime.spawn(keeper.clone().run())));
+        Self { keeper, beats, views: Mutex::default(), runtime, close_timeout }
+    }
+
+    fn view(&self, service: &ServiceId) -> Result<Arc<ViewCore>> {
+        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(view) = views.get(service).and_then(Weak::upgrade) {
+            return Ok(view);
+        }
+        views.retain(|_, view| view.strong_count() > 0);
+        if views.len() >= VIEWS {
+            return Err(CoreError::Exhausted { what: "views of one client", limit: VIEWS }.into());
+        }
+        let scope = Scope::services([service.clone()])?;
+        let watch = Watch::new(self.keeper.registry().clone(), self.keeper.namespace().clone(), scope);
+        let view = Arc::new(ViewCore::start(self.keeper.clone(), watch, service.clone(), &self.runtime));
+        views.insert(service.clone(), Arc::downgrade(&view));
+        Ok(view)
+    }
+}
+
+impl NamespaceClient {
+    pub(crate) fn new(core: Arc<NamespaceCore>) -> Self {
+        Self { core }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &Namespace {
+        self.core.keeper.namespace()
+    }
+
+    /// Registers `instance` and keeps it registered for as long as the handle lives.
+    ///
+    /// An id that this namespace client keeps already gets another handle and the new data. One that somebody
+    /// deregistered is registered anew: calling this is a new wish.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`] that names the field, or says why no server took it; [`crate::Error::Period`] for a
+    /// period that is not below the TTL. After an error nothing stays behind. Cancelling deregisters in the background.
+    pub async fn register(&self, instance: Instance) -> Result<Registration> {
+        let wanted = instance.check()?;
+        let keeper = &self.core.keeper;
+        let mut refused = None;
+        for _ in 0..CROSSINGS {
+            let (entry, new) = keeper.enter(&wanted, Phase::Joining)?;
+            let handle = self.handle(entry.clone());
+            let operation = entry.operation.lock().await;
+            if matches!(entry.phase(), Phase::Leaving | Phase::Left) {
+                continue;
+            }
+            match keeper.register(&entry, &wanted).await {
+                Ok(registered) => {
+                    let kept =
+                        entry.registered(wanted.registration.clone(), wanted.beat_every, registered.life);
+                    keeper.wake();
+                    let Err(error) = kept else { return Ok(handle) };
+                    drop(operation);
+                    if new {
+                        // What cannot be kept alive must not be found.
+                        let _ = handle.close().await;
+                    }
+                    return Err(error);
+                }
+                Err(error @ CoreError::Gone { .. }) => {
+                    keeper.deregistered_by_somebody(&entry);
+                    refused = Some(error);
+                }
+                Err(error) => {
+                    if !matches!(error, CoreError::Unavailable { maybe_applied: true, .. }) {
+                        keeper.give_up(&entry);
+                    }
+                    return Err(error.into());
+                }
+            }
+        }
+        Err(refused
+            .unwrap_or_else(|| CoreError::Conflict {
+                reason: format!("{} is being deregistered by this client", wanted.registration.id()),
+            })
+            .into())
+    }
+
+    /// Registers `instance` in the background, for as long as it takes: for a process that starts without its
+    /// registry. [`Registration::state_changes`] tells when it is there.
+    ///
+    /// # Errors
+    /// Only for an instance that no server could take: the error names the field.
+    pub fn keep_registered(&self, instance: Instance) -> Result<Registration> {
+        let wanted = instance.check()?;
+        let (entry, new) = self.core.keeper.enter(&wanted, Phase::Absent)?;
+        if !new {
+            entry.want(wanted.registration, wanted.beat_every);
+            self.core.keeper.wake();
+        }
+        Ok(self.handle(entry))
+    }
+
+    fn handle(&self, entry: Arc<Entry>) -> Registration {
+        Registration::new(entry, self.core.keeper.clone(), self.core.close_timeout, self.core.beats.clone())
+    }
+
+    /// A live view of a service, whether it exists yet or not. Awaiting gives it as soon as it shows the first snapshot.
+    ///
+    /// # Errors
+    /// Of the awaited value: [`crate::Error::Registry`] when the name breaks a rule, when the server refuses, or when
+    /// no server answers within 5 s (or [`Discover::timeout`]).
+    pub fn discover(&self, service: impl Into<String>) -> Discover {
+        Discover { namespace: self.clone(), service: service.into(), limit: DISCOVER, wait: true }
+    }
+
+    /// Follows everything that `scope` covers, change by change.
+    pub fn watch(&self, scope: Scope) -> Watch {
+        Watch::new(self.core.keeper.registry().clone(), self.name().clone(), scope)
+    }
+
+    /// Deregisters every instance that this process registered in this namespace, and waits also for those whose
+    /// handles were dropped. For the end of a program.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`] when not all were answered in time; see [`Registration::close`].
+    pub async fn close(&self) -> Result<()> {
+        let limit = self.core.close_timeout;
+        timeout(limit, self.core.keeper.leave_all()).await.map_err(|_| {
+            let reason =
+                format!("not every deregistration was answered within {limit:?}; the rest leaves by its TTL");
+            CoreError::Unavailable { reason, maybe_applied: true, source: None }.into()
+        })
+    }
+}
+
+impl Discover {
+    /// How long to wait for the first snapshot, 5 s without this.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Does not wait: the view starts empty and `Stale`, and fills as soon as a server answers. For a process that
+    /// starts without its registry.
+    pub fn start_empty(mut self) -> Self {
+        self.wait = false;
+        self
+    }
+
+    async fn view(self) -> Result<LiveView> {
+        let service = ServiceId::new(&self.service)?;
+        let mut view = LiveView::new(self.namespace.core.view(&service)?);
+        if self.wait {
+            view.first(self.limit).await?;
+        }
+        Ok(view)
+    }
+}
+
+impl IntoFuture for Discover {
+    type Output = Result<LiveView>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.view())
+    }
+}
+
+impl fmt::Debug for NamespaceClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("NamespaceClient").field(self.name()).finish()
+    }
+}

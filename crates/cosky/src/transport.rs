@@ -1,0 +1,368 @@
+//! Requests to one of several addresses, with the credential, within a time limit, and never twice when twice matters.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use cosky_core::{Error, Result, wire};
+use reqwest::{
+    Client, Method, Response, StatusCode,
+    header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
+};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use crate::{
+    NotCosky,
+    address::Addresses,
+    credentials::{Bearer, Credentials, Source},
+    decode,
+};
+
+/// The most bytes of one answer.
+const ANSWER_BYTES: usize = 64 * 1024 * 1024;
+/// An attempt that its caller gave up after this long counts against the address.
+const GIVEN_UP: Duration = Duration::from_millis(250);
+
+/// How long things may take. All of them are limits of single steps, none is a sleep.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeouts {
+    /// Until a TCP and TLS connection stands.
+    pub(crate) connect: Duration,
+    /// Until an answer is complete, over all addresses together.
+    pub(crate) request: Duration,
+    /// Until the next byte of a stream. Servers send a comment every 15 s.
+    pub(crate) silence: Duration,
+}
+
+/// What carries requests. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Transport {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    client: Client,
+    addresses: Addresses,
+    credentials: Credentials,
+    timeouts: Timeouts,
+}
+
+/// Whether a request whose answer was lost may be sent again (P7).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// Twice is as good as once.
+    Always,
+    /// Only when it is certain that no server began to work on it.
+    OnlyUnsent,
+}
+
+/// A request.
+#[derive(Debug)]
+pub(crate) struct Call {
+    method: Method,
+    /// Path and query.
+    path: String,
+    headers: HeaderMap,
+    body: Option<Bytes>,
+    repeat: Repeat,
+    within: Option<Duration>,
+    stream: bool,
+}
+
+/// An answer, whatever its status.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    /// The rest of an event stream; only for a call that asked for one, and only of status 200.
+    pub(crate) stream: Option<Response>,
+    /// Who answered.
+    pub(crate) address: usize,
+}
+
+/// Why an address did not serve, and whether it may have worked on the request all the same.
+struct Failure {
+    error: Error,
+    perhaps_applied: bool,
+}
+
+/// Blames the address when an attempt is dropped before it ends.
+struct Attempt<'a> {
+    addresses: &'a Addresses,
+    at: usize,
+    since: Instant,
+    ended: bool,
+}
+
+impl Call {
+    /// A request without a body. Reads may be repeated, everything else only when [`Call::repeat`] says so.
+    pub(crate) fn new(method: Method, path: String) -> Self {
+        let repeat = if method == Method::GET { Repeat::Always } else { Repeat::OnlyUnsent };
+        Self { method, path, headers: HeaderMap::new(), body: None, repeat, within: None, stream: false }
+    }
+
+    pub(crate) fn body<T: serde::Serialize>(mut self, body: &T) -> Self {
+        let json =
+            serde_json::to_vec(body).expect("texts, numbers and maps of texts always have a JSON form");
+        self.body = Some(json.into());
+        self.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self
+    }
+
+    pub(crate) fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.insert(name, value);
+        self
+    }
+
+    pub(crate) fn repeat(mut self, repeat: Repeat) -> Self {
+        self.repeat = repeat;
+        self
+    }
+
+    /// Another limit than the client's.
+    pub(crate) fn within(mut self, limit: Duration) -> Self {
+        self.within = Some(limit);
+        self
+    }
+
+    /// Leaves the body of an answer of status 200 to be read piece by piece.
+    pub(crate) fn stream(mut self) -> Self {
+        self.stream = true;
+        self
+    }
+
+    fn is_read(&self) -> bool {
+        self.method == Method::GET
+    }
+}
+
+impl Transport {
+    pub(crate) fn new(addresses: Addresses, source: Source, timeouts: Timeouts) -> crate::Result<Self> {
+        let mut client = Client::builder()
+            // A registry is a neighbour: a proxy for the Internet has no business between.
+            .no_proxy()
+            // A redirect would carry the credential to somebody who is not in the list of addresses.
+            .redirect(reqwest::redirect::Policy::none())
+            .connect_timeout(timeouts.connect)
+            .tcp_nodelay(true)
+            .tcp_keepalive(Duration::from_secs(15))
+            .pool_idle_timeout(Duration::from_secs(30))
+            .user_agent(concat!("cosky-rust/", env!("CARGO_PKG_VERSION")));
+        if addresses.all_plain() {
+            // Images without a certificate store work as long as nobody asks for TLS.
+            client = client.tls_certs_only([]);
+        }
+        let client = client
+            .build()
+            .map_err(|error| crate::Error::config("TLS", format!("cannot be set up: {}", chain(&error))))?;
+        let credentials = Credentials::new(source)?;
+        Ok(Self { inner: Arc::new(Inner { client, addresses, credentials, timeouts }) })
+    }
+
+    pub(crate) fn credentials(&self) -> &Credentials {
+        &self.inner.credentials
+    }
+
+    pub(crate) fn timeouts(&self) -> Timeouts {
+        self.inner.timeouts
+    }
+
+    /// Notes that an address is about to stop or fell silent.
+    pub(crate) fn avoid(&self, address: usize) {
+        self.inner.addresses.failed(address);
+    }
+
+    /// Sends `call` with the credential, and again after a 401 when the credential could be renewed.
+    ///
+    /// # Errors
+    /// What [`decode::refusal`] makes of any status but 200, and what [`Transport::exchange`] says.
+    pub(crate) async fn call(&self, call: &Call) -> Result<Answer> {
+        let bearer = self.inner.credentials.bearer(self).await?;
+        let mut answer = self.exchange(call, bearer.as_ref()).await?;
+        if answer.status == StatusCode::UNAUTHORIZED {
+            let Some(bearer) = bearer else { return Err(no_credential(&answer)) };
+            // A server that refused a credential has not looked at the request.
+            let renewed = self.inner.credentials.after_refusal(self, &bearer).await?;
+            answer = self.exchange(call, Some(&renewed)).await?;
+        }
+        if answer.status == StatusCode::OK { Ok(answer) } else { Err(decode::refusal(&answer)) }
+    }
+
+    /// Sends `call` to one address after the other until one answers.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when none did, with `maybe_applied` for a write that a server may have begun.
+    pub(crate) async fn exchange(&self, call: &Call, bearer: Option<&Bearer>) -> Result<Answer> {
+        let addresses = &self.inner.addresses;
+        let order = if call.stream { addresses.random_order() } else { addresses.order() };
+        let end = Instant::now() + call.within.unwrap_or(self.inner.timeouts.request);
+        let mut last = None;
+        for (tried, at) in order.iter().copied().enumerate() {
+            let left = end.saturating_duration_since(Instant::now());
+            // A server that hangs must leave time for another one.
+            let limit = if tried + 1 == order.len() { left } else { left / 2 };
+            let mut attempt = Attempt { addresses, at, since: Instant::now(), ended: false };
+            let result = self.attempt(at, call, bearer, limit).await;
+            attempt.ended = true;
+            match result {
+                Ok(answer) => {
+                    addresses.served(at);
+                    return Ok(answer);
+                }
+                Err(failure) => {
+                    tracing::debug!(address = addresses.base(at), error = %failure.error, "address did not serve");
+                    addresses.failed(at);
+                    if failure.perhaps_applied && call.repeat == Repeat::OnlyUnsent {
+                        return Err(failure.error);
+                    }
+                    last = Some(failure.error);
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::unavailable("there is no address to ask")))
+    }
+
+    async fn attempt(
+        &self,
+        at: usize,
+        call: &Call,
+        bearer: Option<&Bearer>,
+        limit: Duration,
+    ) -> Result<Answer, Failure> {
+        let address = self.inner.addresses.base(at);
+        let end = Instant::now() + limit;
+        let mut request = self.inner.client.request(call.method.clone(), format!("{address}{}", call.path));
+        request = request.headers(call.headers.clone());
+        if let Some(bearer) = bearer {
+            request = request.header(AUTHORIZATION, bearer.value.clone());
+        }
+        if let Some(body) = &call.body {
+            request = request.body(body.clone());
+        }
+        let late = || Failure {
+            error: unavailable(call, format!("{address} did not answer within {limit:?}"), None),
+            perhaps_applied: true,
+        };
+        let mut response = timeout_at(end, request.send()).await.map_err(|_| late())?.map_err(|error| {
+            let sent = !error.is_connect() && !error.is_builder();
+            let reason = format!("{address} cannot be reached: {}", chain(&error));
+            let error = match unavailable(call, reason, Some(error)) {
+                Error::Unavailable { reason, source, maybe_applied } => {
+                    Error::Unavailable { reason, source, maybe_applied: maybe_applied && sent }
+                }
+                other => other,
+            };
+            Failure { error, perhaps_applied: sent }
+        })?;
+        let status = response.status();
+        if !response.headers().contains_key(wire::VERSION) {
+            return Err(stranger(call, address, status));
+        }
+        let headers = std::mem::take(response.headers_mut());
+        if call.stream && status == StatusCode::OK {
+            return Ok(Answer { status, headers, body: Bytes::new(), stream: Some(response), address: at });
+        }
+        let body =
+            timeout_at(end, collect(response)).await.map_err(|_| late())?.map_err(|reason| Failure {
+                error: unavailable(call, format!("the answer of {address} broke off: {reason}"), None),
+                perhaps_applied: true,
+            })?;
+        let answer = Answer { status, headers, body, stream: None, address: at };
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            let error = decode::refusal(&answer);
+            let perhaps_applied = matches!(error, Error::Unavailable { maybe_applied: true, .. });
+            return Err(Failure {
+                error: if call.is_read() { settled(error) } else { error },
+                perhaps_applied,
+            });
+        }
+        Ok(answer)
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.ended && self.since.elapsed() >= GIVEN_UP {
+            self.addresses.failed(self.at);
+        }
+    }
+}
+
+/// An [`Error::Unavailable`]; of a write it is not known whether it was applied.
+fn unavailable(call: &Call, reason: String, source: Option<reqwest::Error>) -> Error {
+    let source = source.map(|source| Arc::new(source) as Arc<dyn std::error::Error + Send + Sync>);
+    Error::Unavailable { reason, maybe_applied: !call.is_read(), source }
+}
+
+/// A read leaves nothing behind of which one could not know.
+fn settled(error: Error) -> Error {
+    match error {
+        Error::Unavailable { reason, source, .. } => {
+            Error::Unavailable { reason, maybe_applied: false, source }
+        }
+        other => other,
+    }
+}
+
+fn no_credential(answer: &Answer) -> Error {
+    let reason = decode::refusal(answer).to_string();
+    let advice = "this client has no credential: give it a token, a token file, or user and password";
+    Error::Unauthorized { reason: format!("{reason}; {advice}") }
+}
+
+/// The answer of something that is not a cosky server, or of a gateway that cannot reach one.
+fn stranger(call: &Call, address: &str, status: StatusCode) -> Failure {
+    match status {
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => Failure {
+            error: unavailable(call, format!("a gateway answers {status} at {address}"), None),
+            perhaps_applied: true,
+        },
+        _ => Failure {
+            error: NotCosky { address: address.to_owned(), status: status.as_u16() }.into(),
+            perhaps_applied: false,
+        },
+    }
+}
+
+async fn collect(mut response: Response) -> Result<Bytes, String> {
+    let mut body = BytesMut::new();
+    while let Some(chunk) = response.chunk().await.map_err(|error| chain(&error))? {
+        if body.len() + chunk.len() > ANSWER_BYTES {
+            return Err(format!("it is larger than {ANSWER_BYTES} bytes"));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body.freeze())
+}
+
+/// The next piece of a stream; `None` at its end.
+///
+/// # Errors
+/// [`Error::Unavailable`] when it breaks off or nothing comes for `silence`.
+pub(crate) async fn next_chunk(response: &mut Response, silence: Duration) -> Result<Option<Bytes>> {
+    match timeout(silence, response.chunk()).await {
+        Ok(Ok(chunk)) => Ok(chunk),
+        Ok(Err(error)) => Err(Error::unavailable(format!("the stream broke off: {}", chain(&error)))),
+        Err(_) => Err(Error::unavailable(format!("the stream was silent for {silence:?}"))),
+    }
+}
+
+/// An error with its causes, in one line. reqwest keeps the telling part in the last one.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    text
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport").field("addresses", &self.inner.addresses).finish_non_exhaustive()
+    }
+}
