@@ -19,8 +19,8 @@ const SECTOR: usize = 512;
 #[derive(Debug, Clone, Default)]
 pub struct Disk(Arc<Shared>);
 
-/// The file of a [`Disk`], as redb takes it. Like a file that is held open, it stays usable when a fault is over.
-#[derive(Debug)]
+/// The file of a [`Disk`], as redb takes it; clones are the same file. Like a file that is held open, it stays usable when a fault is over.
+#[derive(Debug, Clone)]
 pub struct DiskFile(Arc<Shared>);
 
 #[derive(Debug, Default)]

@@ -1,5 +1,6 @@
 //! What the tests of cosky share, as a development dependency only:
 //!
+//! * [`conformance`]: the cases that every engine must pass, whatever stands behind it;
 //! * [`ManualClock`]: time that moves when a test says so;
 //! * [`disk`]: a disk that fills up, fails and loses power;
 //! * [`process`]: the built `cosky` binary as a server that ends with the test.
@@ -7,6 +8,8 @@
 //! Its functions panic when something is not as it should be, since a test is what calls them.
 
 mod clock;
+#[expect(clippy::unwrap_used, reason = "a case fails by panicking, like the test that runs it")]
+pub mod conformance;
 pub mod disk;
 pub mod process;
 

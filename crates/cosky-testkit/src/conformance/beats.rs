@@ -63,7 +63,8 @@ pub async fn each_is_answered_in_order(world: Arc<dyn World>) {
     ];
     let kinds: Vec<_> = registry.beat(&shop, &keys).await.unwrap().into_iter().map(kind).collect();
     let expected = [
-        "renewed", "unknown", "gone", "unknown", "renewed", "unknown", "renewed", "unknown", "unknown", "renewed",
+        "renewed", "unknown", "gone", "unknown", "renewed", "unknown", "renewed", "unknown", "unknown",
+        "renewed",
     ];
     assert_eq!(kinds, expected);
     let elsewhere = registry.beat(&namespace("other"), &keys[..1]).await.unwrap();
@@ -107,7 +108,9 @@ pub async fn each_is_renewed_by_its_own_ttl(world: Arc<dyn World>) {
         registry.register(&shop, new).await.unwrap();
         assert_eq!(kind(beat(&*registry, new).await), "renewed");
     }
-    for (found, new) in registry.instances(&shop, &short.service).await.unwrap().value.iter().zip([&short, &long]) {
+    for (found, new) in
+        registry.instances(&shop, &short.service).await.unwrap().value.iter().zip([&short, &long])
+    {
         let (left, ttl) = (found.life().remaining().unwrap(), new.ttl.unwrap().duration());
         assert!(ttl / 2 < left && left <= ttl, "{}: {left:?} of {ttl:?}", found.id());
     }
@@ -135,7 +138,9 @@ pub async fn a_beat_of_the_deregistered_is_told_so(world: Arc<dyn World>) {
     for new in [instance(&*world, "order", 80), permanent("order", 81)] {
         let new = Registration { owner: Some(Owner::random()), ..new };
         registry.register(&shop, &new).await.unwrap();
-        assert!(registry.deregister(&shop, &new.service, new.id().as_str(), new.owner.as_ref()).await.unwrap());
+        assert!(
+            registry.deregister(&shop, &new.service, new.id().as_str(), new.owner.as_ref()).await.unwrap()
+        );
         for _ in 0..3 {
             assert_eq!(beat(&*registry, &new).await, Beat::Gone);
         }

@@ -18,12 +18,17 @@ pub async fn deregistering_is_final_and_told_once(world: Arc<dyn World>) {
         assert!(!registry.deregister(&shop, &new.service, id.as_str(), None).await.unwrap(), "not there yet");
         registry.register(&shop, &new).await.unwrap();
         assert!(registry.deregister(&shop, &new.service, id.as_str(), None).await.unwrap());
-        assert!(!registry.deregister(&shop, &new.service, id.as_str(), None).await.unwrap(), "not there any more");
+        assert!(
+            !registry.deregister(&shop, &new.service, id.as_str(), None).await.unwrap(),
+            "not there any more"
+        );
         assert_eq!(registry.instances(&shop, &new.service).await.unwrap().value, []);
         assert_eq!(registry.instance(&shop, &new.service, id.as_str()).await.unwrap().value, None);
     }
     let id = |port| format!("order@http#10.0.0.1#{port}");
-    watcher.hears(&["set order".into(), format!("register {}", id(80)), format!("deregister {}", id(80))]).await;
+    watcher
+        .hears(&["set order".into(), format!("register {}", id(80)), format!("deregister {}", id(80))])
+        .await;
     watcher.hears(&[format!("register {}", id(81)), format!("deregister {}", id(81))]).await;
     watcher.hears_nothing(&*registry, &shop).await;
 }
@@ -79,7 +84,10 @@ pub async fn a_stranger_removes_nothing(world: Arc<dyn World>) {
     let id = new.id();
     assert!(!registry.deregister(&shop, &new.service, id.as_str(), Some(&stranger)).await.unwrap());
     assert!(registry.instance(&shop, &new.service, id.as_str()).await.unwrap().value.is_some());
-    assert!(registry.deregister(&shop, &new.service, id.as_str(), None).await.unwrap(), "nobody in particular may");
+    assert!(
+        registry.deregister(&shop, &new.service, id.as_str(), None).await.unwrap(),
+        "nobody in particular may"
+    );
 }
 
 /// An instance that has expired is not there to be deregistered, and its removal is told once, as expiry.

@@ -112,7 +112,8 @@ pub async fn the_last_registration_decides(world: Arc<dyn World>) {
     world.pass(world.ttl().duration() + Duration::from_secs(1) + world.slack()).await;
     let list = registry.instances(&shop, &service("order")).await.unwrap().value;
     let ports: Vec<_> = list.iter().map(|found| found.port().get()).collect();
-    let mut expected: Vec<u32> = (80..).zip(changes).filter(|(_, (.., stays))| *stays).map(|(port, _)| port).collect();
+    let mut expected: Vec<u32> =
+        (80..).zip(changes).filter(|(_, (.., stays))| *stays).map(|(port, _)| port).collect();
     expected.push(90);
     assert_eq!(ports, expected);
 }

@@ -138,5 +138,6 @@ pub async fn patches_at_once_all_count(world: Arc<dyn World>) {
 }
 
 fn patch(entries: &[(&str, Option<&str>)]) -> MetadataPatch {
-    MetadataPatch::new(entries.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)))).unwrap()
+    MetadataPatch::new(entries.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))))
+        .unwrap()
 }

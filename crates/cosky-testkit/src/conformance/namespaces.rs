@@ -144,9 +144,7 @@ pub async fn dead_instances_do_not_forbid_purging(world: Arc<dyn World>) {
     world.pass(world.ttl().duration() + std::time::Duration::from_secs(1) + world.slack()).await;
     assert!(registry.purge_namespace(&shop).await.unwrap());
     let id = new.id();
-    watcher
-        .hears(&["set order", &format!("register {id}"), &format!("expired {id}"), "remove order"])
-        .await;
+    watcher.hears(&["set order", &format!("register {id}"), &format!("expired {id}"), "remove order"]).await;
     watcher.hears_nothing(&*registry, &shop).await;
 }
 

@@ -15,7 +15,8 @@ use super::{
 /// What is registered is read back field by field, with a life that is no longer than the TTL.
 pub async fn what_is_registered_is_read_back(world: Arc<dyn World>) {
     let (registry, shop) = (world.registry(), shop());
-    let metadata = [("zone", "a\"\n\\"), ("leer", ""), ("日本", "ü\u{1f980}"), ("a__b", " x "), ("a.b/c", "=&%?")];
+    let metadata =
+        [("zone", "a\"\n\\"), ("leer", ""), ("日本", "ü\u{1f980}"), ("a__b", " x "), ("a.b/c", "=&%?")];
     let new = Registration {
         service: service("team/order é"),
         schema: Schema::new("grpc+tls").unwrap(),
@@ -74,7 +75,8 @@ pub async fn the_largest_metadata_is_kept(world: Arc<dyn World>) {
     new.metadata = Metadata::new((0..256).map(|n| (format!("{n:03}"), "v".repeat(125)))).unwrap();
     registry.register(&shop, &new).await.unwrap();
     let mut wide = permanent("order", 81);
-    wide.metadata = Metadata::new((0..7).map(|n| (format!("{n}{}", "k".repeat(254)), "\n".repeat(4096)))).unwrap();
+    wide.metadata =
+        Metadata::new((0..7).map(|n| (format!("{n}{}", "k".repeat(254)), "\n".repeat(4096)))).unwrap();
     registry.register(&shop, &wide).await.unwrap();
     let list = registry.instances(&shop, &service("order")).await.unwrap().value;
     assert_eq!((list[0].metadata(), list[1].metadata()), (&new.metadata, &wide.metadata));
@@ -185,7 +187,12 @@ pub async fn a_new_owner_clears_the_mark(world: Arc<dyn World>) {
         let mut cleared = new.clone();
         cleared.owner = Some(Owner::random());
         registry.register(&shop, &cleared).await.unwrap();
-        assert!(registry.deregister(&shop, &new.service, new.id().as_str(), cleared.owner.as_ref()).await.unwrap());
+        assert!(
+            registry
+                .deregister(&shop, &new.service, new.id().as_str(), cleared.owner.as_ref())
+                .await
+                .unwrap()
+        );
     }
 }
 

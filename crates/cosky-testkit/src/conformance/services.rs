@@ -63,9 +63,7 @@ pub async fn dead_members_go_before_their_service(world: Arc<dyn World>) {
     world.pass(world.ttl().duration() + Duration::from_secs(1) + world.slack()).await;
     assert!(registry.remove_service(&shop, &service("order")).await.unwrap());
     let id = new.id();
-    watcher
-        .hears(&["set order", &format!("register {id}"), &format!("expired {id}"), "remove order"])
-        .await;
+    watcher.hears(&["set order", &format!("register {id}"), &format!("expired {id}"), "remove order"]).await;
     watcher.hears_nothing(&*registry, &shop).await;
 }
 

@@ -1,0 +1,9 @@
+//! The embedded engine passes the cases that every engine must pass.
+
+mod common;
+
+use common::Memory;
+
+cosky_testkit::registry_tests!(Memory::new().await);
+cosky_testkit::store_tests!(Memory::new().await);
+cosky_testkit::long_tests!(Memory::new().await);
