@@ -65,6 +65,7 @@ pub async fn app_with(
     {
         (config.announce)(&password);
     }
+    routes::list_system(&*store).await?;
     let mut registry = Registry::default();
     let metrics = Arc::new(Metrics::register(&mut registry));
     Metrics::register_store(&mut registry, Arc::clone(&store));

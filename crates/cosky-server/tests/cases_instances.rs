@@ -9,7 +9,11 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use support::{Answer, Client, NS, Server, Setup, instance};
+use support::{
+    NS, Server, Setup,
+    client::{Answer, Client},
+    instance,
+};
 
 const A: &str = "/v1/namespaces/%7Bt1%7D/services/app-a/instances";
 const A1: &str = "/v1/namespaces/%7Bt1%7D/services/app-a/instances/app-a%40http%2310.0.0.1%2380";
@@ -48,7 +52,10 @@ async fn c13_ipv6_hosts_have_one_id_and_a_uri_that_parses() {
     assert_eq!(uris, ["http://[2001:db8::1]:8080", "http://[::ffff:10.0.0.1]:8080"]);
     for uri in uris {
         let uri: reqwest::Url = uri.as_str().unwrap().parse().unwrap();
-        assert!(uri.host_str().is_some_and(|host| host.starts_with('[')) && uri.port() == Some(8080), "{uri}");
+        assert!(
+            uri.host_str().is_some_and(|host| host.starts_with('[')) && uri.port() == Some(8080),
+            "{uri}"
+        );
     }
     for host in ["fe80::1%eth0", "[127.0.0.1]", "[2001:db8::1", "2001:db8::1]", "[::1]:80", "1::2::3"] {
         client.json("PUT", A, &instance(host, 80)).await.refused(400, "invalid_argument", "host");
@@ -306,7 +313,7 @@ async fn c110_the_dead_are_not_counted() {
         let counts = [("app-a", 2), ("app-b", 1), ("empty", 0)];
         assert_eq!(
             stats,
-            counts.map(|(id, count)| json!({"serviceId": id, "instanceCount": count})).to_vec().into()
+            Value::from(counts.map(|(id, count)| json!({"serviceId": id, "instanceCount": count})).to_vec())
         );
         for (service, count) in counts {
             let list = client.get(&format!("{NS}/services/{service}/instances")).await.expect(200);

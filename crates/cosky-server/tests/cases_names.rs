@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use support::{Client, NS, Server, instance};
+use support::{NS, Server, client::Client, instance};
 
 /// All that the server tells of the namespaces.
 async fn everything(client: &mut Client) -> Vec<Value> {

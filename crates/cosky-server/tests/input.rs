@@ -3,7 +3,11 @@
 mod support;
 
 use serde_json::{Value, json};
-use support::{Answer, Client, NS, Server, Setup, instance};
+use support::{
+    NS, Server, Setup,
+    client::{Answer, Client},
+    instance,
+};
 
 const ORDER: &str = "/v1/namespaces/%7Bt1%7D/services/order/instances/order%40http%2310.0.0.1%238080";
 

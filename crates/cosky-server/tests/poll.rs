@@ -5,7 +5,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use support::{Answer, NS, Server, Setup, instance};
+use support::{NS, Server, Setup, client::Answer, instance};
 
 const LIST: &str = "/v1/namespaces/%7Bt1%7D/services/order/instances";
 

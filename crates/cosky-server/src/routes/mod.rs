@@ -20,6 +20,8 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use crate::{ApiResult, AppState, metrics::Operation};
 
+pub(crate) use namespaces::list_system;
+
 /// What the routes of one server remember.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -75,10 +77,12 @@ pub fn router() -> OpenApiRouter<AppState> {
 
 impl Default for Shared {
     fn default() -> Self {
-        let system =
-            Namespace::new(Namespace::SYSTEM).expect("the system namespace follows the rules of names");
-        Self { current: RwLock::new(system), dependencies: consumer::Dependencies::default() }
+        Self { current: RwLock::new(system()), dependencies: consumer::Dependencies::default() }
     }
+}
+
+fn system() -> Namespace {
+    Namespace::new(Namespace::SYSTEM).expect("the system namespace follows the rules of names")
 }
 
 /// Counts an operation by how it went.

@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use axum::extract::State;
-use cosky_core::{Error, Namespace};
+use cosky_core::{Error, Namespace, Store};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -47,6 +47,16 @@ impl super::Shared {
         };
         Err(Error::Conflict { reason })
     }
+}
+
+/// Lists the system namespace, as CoSky's servers do within seconds of their start (compat §4.6). Nothing is written
+/// when it is listed already, so that a store which refuses writes can still be read.
+pub(crate) async fn list_system(store: &dyn Store) -> Result<(), Error> {
+    let system = super::system();
+    if !store.namespaces().await?.contains(&system) {
+        store.add_namespace(&system).await?;
+    }
+    Ok(())
 }
 
 /// The index of namespaces, sorted. A namespace may hold data without being listed.

@@ -11,7 +11,7 @@ use cosky_server::Config;
 use cosky_testkit::ManualClock;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
 
-pub(crate) use client::{Answer, Client, Events, Received};
+use client::Client;
 
 /// A namespace with a hash tag, in its URL form.
 pub(crate) const NS: &str = "/v1/namespaces/%7Bt1%7D";
@@ -43,6 +43,8 @@ impl Setup {
         let clock = ManualClock::new();
         let mut options = Options::new(dir.path());
         options.clock = Arc::new(clock.clone());
+        // A clock that jumps is not a process that was stopped.
+        options.stall_limit = Duration::MAX;
         let config = Config { auth: false, ..Config::default() };
         Self { config, options, clock, dir }
     }
@@ -61,8 +63,19 @@ impl Setup {
         self
     }
 
-    pub(crate) async fn start(self) -> Server {
-        let engine = Arc::new(Embedded::open(self.options).await.unwrap());
+    /// A further server of a store that is open already, as replicas share one.
+    pub(crate) async fn on(engine: Arc<Embedded>, config: Config) -> Server {
+        let setup = Self { config, ..Self::new() };
+        setup.serve(engine).await
+    }
+
+    pub(crate) async fn start(mut self) -> Server {
+        let options = std::mem::replace(&mut self.options, Options::new(self.dir.path()));
+        let engine = Arc::new(Embedded::open(options).await.unwrap());
+        self.serve(engine).await
+    }
+
+    async fn serve(self, engine: Arc<Embedded>) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
