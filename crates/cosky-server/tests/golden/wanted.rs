@@ -92,7 +92,7 @@ pub(crate) const WANTED: &[Wanted] = &[
         "services-input/negative weight",
         400,
         INVALID_ARGUMENT,
-        "a share below zero means nothing, and CoSky's own balancers throw on it",
+        "a share below zero means nothing, and with one CoSky's own balancers choose wrongly",
     ),
     code("services-input/metadata key _x", INVALID_ARGUMENT),
     code("services-input/null metadata", INVALID_BODY),

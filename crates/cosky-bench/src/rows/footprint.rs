@@ -1,0 +1,83 @@
+//! What a server needs: memory, time to start, room on the disk.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use cosky_core::{Metadata, Namespace, Registry, Store};
+use cosky_embedded::{Embedded, Options};
+use cosky_testkit::process::ServerOptions;
+use futures_util::future::try_join_all;
+use tokio::time::sleep;
+
+use super::{Setup, api_token, many, register_many};
+use crate::{
+    load::median,
+    machine,
+    report::{Goal, Row, Unit},
+};
+
+const IDLE: Duration = Duration::from_secs(60);
+const INSTANCES: i64 = 100_000;
+/// Bytes of metadata of each instance in the data that a start is measured with: 100 MB in all.
+const PADDING: usize = 1_000;
+const STARTS: usize = 5;
+
+pub(super) async fn measure(setup: &Setup) -> Result<Vec<Row>> {
+    let idle = setup.start_cosky().await?;
+    let started = Instant::now();
+    let binary = fs::metadata(&setup.cosky)?.len() as f64;
+    let filled = filled(setup).await?;
+    let start = start(setup).await?;
+    sleep(IDLE.saturating_sub(started.elapsed())).await;
+    let idle = machine::resident_bytes(idle.pid())?;
+    Ok(vec![
+        Row::alone("resident memory, idle for 60 s", idle, Unit::Bytes, Goal::AtMost(25e6)),
+        Row::alone("resident memory, 100,000 instances", filled, Unit::Bytes, Goal::AtMost(120e6)),
+        Row::alone("clean start to ready, 100 MB of data", start, Unit::Seconds, Goal::AtMost(0.2)),
+        Row::alone("stripped binary", binary, Unit::Bytes, Goal::AtMost(25e6)),
+    ])
+}
+
+/// The resident memory with 100,000 instances that were registered over HTTP.
+async fn filled(setup: &Setup) -> Result<f64> {
+    let server = setup.start_cosky().await?;
+    let token = api_token(&server).await?;
+    register_many(&server, &token, &Namespace::new("bench-{m}")?, INSTANCES).await?;
+    machine::resident_bytes(server.pid())
+}
+
+/// Seconds from starting the binary on 100 MB of data until `/readyz` says so.
+async fn start(setup: &Setup) -> Result<f64> {
+    let data = tempfile::tempdir()?;
+    fill(data.path()).await?;
+    let mut times = Vec::new();
+    for _ in 0..STARTS {
+        let options = ServerOptions::default().binary(&setup.cosky).data_dir(data.path());
+        let begin = Instant::now();
+        let mut server = setup.start(options).await?;
+        times.push(begin.elapsed().as_secs_f64());
+        let status = server.stop().await;
+        ensure!(status.success(), "the server ended with {status}:\n{}", server.log());
+    }
+    Ok(median(&mut times))
+}
+
+/// Writes permanent instances with 100 MB of metadata, and closes the store.
+async fn fill(data: &Path) -> Result<()> {
+    let engine = Embedded::open(Options::new(data)).await?;
+    let namespace = Namespace::new("bench-{d}")?;
+    for first in (0..INSTANCES).step_by(1000) {
+        let mut new = (first..first + 1000).map(many).collect::<Result<Vec<_>>>()?;
+        for new in &mut new {
+            new.ephemeral = false;
+            new.metadata = Metadata::new([("about", "x".repeat(PADDING))])?;
+        }
+        try_join_all(new.iter().map(|new| engine.register(&namespace, new))).await?;
+    }
+    engine.close().await;
+    Ok(())
+}
