@@ -1,0 +1,261 @@
+//! What every verb that asks a server has in common: where it is, who asks, and in which form the answer is printed.
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::Args;
+use cosky::{Cosky, HttpRegistry, NamespaceClient};
+use cosky_core::{
+    Namespace, UserName,
+    wire::{NewTokenBody, TokenBody},
+};
+use tokio::task::JoinHandle;
+
+use crate::{exit::usage, http::Http, logging, output::Format, session::Keyring};
+
+/// Where the server is.
+#[derive(Debug, Args)]
+pub(crate) struct AddressArgs {
+    /// Address of the server; of several, separated by commas, one that answers
+    #[arg(long, value_name = "URL", env = "COSKY_ADDR", hide_env_values = true, global = true)]
+    #[arg(default_value = "http://127.0.0.1:8080")]
+    addr: String,
+}
+
+/// Where the server is, and what proves to it who asks.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    #[command(flatten)]
+    address: AddressArgs,
+    /// File that holds a token, read again when it changes [env: COSKY_TOKEN_FILE=]
+    ///
+    /// Without it: COSKY_TOKEN, COSKY_TOKEN_FILE, COSKY_USER with COSKY_PASSWORD_FILE, what `cosky login` left.
+    #[arg(long, value_name = "FILE", global = true)]
+    token_file: Option<PathBuf>,
+}
+
+/// Whose services and instances are meant.
+#[derive(Debug, Args)]
+pub(crate) struct NamespaceArgs {
+    /// The namespace
+    #[arg(long, short, value_name = "NAME", env = "COSKY_NAMESPACE", hide_env_values = true, global = true)]
+    #[arg(default_value = Namespace::DEFAULT)]
+    pub(crate) namespace: Namespace,
+}
+
+/// How the answer is printed.
+#[derive(Debug, Args)]
+pub(crate) struct OutputArgs {
+    /// Form of the answer
+    #[arg(long, short, value_name = "FORM", default_value = "table", global = true)]
+    pub(crate) output: Format,
+}
+
+/// What proves who asks.
+#[derive(Clone)]
+enum Credential {
+    None,
+    Token(String),
+    TokenFile(PathBuf),
+    Password { user: UserName, file: PathBuf },
+    Login(Keyring),
+}
+
+/// A way to a server, with a credential.
+pub(crate) struct Connection {
+    cosky: Cosky,
+    addr: String,
+    credential: Credential,
+    /// Keeps a login alive as long as this lives.
+    _keeper: Option<Keeper>,
+}
+
+struct Keeper(JoinHandle<()>);
+
+/// Runs a client verb with logs of trouble only, unless COSKY_LOG says otherwise.
+pub(crate) fn block_on(verb: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let filter = env::var("COSKY_LOG").unwrap_or_else(|_| "warn".to_owned());
+    logging::start(&filter, logging::LogFormat::Text)?;
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(verb)
+}
+
+impl AddressArgs {
+    /// The addresses in their one form, separated by commas.
+    ///
+    /// # Errors
+    /// [`crate::exit::Usage`] when one is no HTTP address. One that holds a password is refused and not repeated.
+    pub(crate) fn checked(&self) -> anyhow::Result<String> {
+        let parts = self.addr.split(',').map(str::trim).filter(|part| !part.is_empty());
+        let addresses = parts.map(check_address).collect::<anyhow::Result<Vec<_>>>()?;
+        if addresses.is_empty() {
+            return Err(usage("COSKY_ADDR or --addr: must be an address such as http://127.0.0.1:8080"));
+        }
+        Ok(addresses.join(","))
+    }
+}
+
+fn check_address(text: &str) -> anyhow::Result<String> {
+    let text = text.trim_end_matches('/');
+    if text.contains('@') {
+        return Err(usage("COSKY_ADDR or --addr: must not hold a user or password; use cosky login"));
+    }
+    match reqwest::Url::parse(text) {
+        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => Ok(text.to_owned()),
+        _ => {
+            Err(usage(format!("COSKY_ADDR or --addr: {text:?} is no address such as http://127.0.0.1:8080")))
+        }
+    }
+}
+
+impl Credential {
+    /// What the flag, else the environment, else a login gives.
+    fn find(args: &ServerArgs, addr: &str) -> anyhow::Result<Self> {
+        if let Some(file) = &args.token_file {
+            return Ok(Self::TokenFile(file.clone()));
+        }
+        let text = |name| match env::var(name) {
+            Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
+            Err(env::VarError::NotPresent) => Ok(None),
+            Err(env::VarError::NotUnicode(_)) => Err(usage(format!("{name} must be UTF-8"))),
+        };
+        let path = |name| env::var_os(name).filter(|value| value != OsStr::new("")).map(PathBuf::from);
+        match (text("COSKY_TOKEN")?, path("COSKY_TOKEN_FILE")) {
+            (Some(_), Some(_)) => return Err(usage("set COSKY_TOKEN or COSKY_TOKEN_FILE, not both")),
+            (Some(token), None) => return Ok(Self::Token(token)),
+            (None, Some(file)) => return Ok(Self::TokenFile(file)),
+            (None, None) => {}
+        }
+        match (text("COSKY_USER")?, path("COSKY_PASSWORD_FILE")) {
+            (Some(user), Some(file)) => return Ok(Self::Password { user: UserName::new(&user)?, file }),
+            (None, Some(_)) => return Err(usage("COSKY_PASSWORD_FILE needs COSKY_USER")),
+            (_, None) => {}
+        }
+        match Keyring::find() {
+            Ok(keyring) if keyring.knows(addr)? => Ok(Self::Login(keyring)),
+            _ => Ok(Self::None),
+        }
+    }
+}
+
+impl Connection {
+    /// For a verb that ends soon. A login that is due is refreshed first.
+    ///
+    /// # Errors
+    /// [`crate::exit::Usage`] of the address or credential; what the server says to a refresh.
+    pub(crate) async fn open(args: &ServerArgs) -> anyhow::Result<Self> {
+        let addr = args.address.checked()?;
+        let credential = Credential::find(args, &addr)?;
+        if let Credential::Login(keyring) = &credential {
+            keyring.fresh(&addr, &Http::new(&addr)?).await?;
+        }
+        Self::with(addr, credential, None).await
+    }
+
+    /// For a verb that stays: a login is kept alive beside it, and no server needs to answer now.
+    ///
+    /// # Errors
+    /// [`crate::exit::Usage`] of the address or credential.
+    pub(crate) async fn stay(args: &ServerArgs) -> anyhow::Result<Self> {
+        let addr = args.address.checked()?;
+        let credential = Credential::find(args, &addr)?;
+        let keeper = match credential.clone() {
+            Credential::Login(keyring) => {
+                let http = Http::new(&addr)?;
+                let addr = addr.clone();
+                Some(Keeper(tokio::spawn(async move { keyring.keep(&addr, &http).await })))
+            }
+            _ => None,
+        };
+        Self::with(addr, credential, keeper).await
+    }
+}
+
+impl Connection {
+    async fn with(addr: String, credential: Credential, keeper: Option<Keeper>) -> anyhow::Result<Self> {
+        // Lazy: every answer says whether it is a cosky server's, so nobody needs to be asked before.
+        let connect = Cosky::connect(&addr).lazy();
+        let connect = match &credential {
+            Credential::None => connect,
+            Credential::Token(token) => connect.token(token),
+            Credential::TokenFile(file) => connect.token_file(file),
+            Credential::Password { user, file } => connect.password_file(user, file),
+            Credential::Login(keyring) => connect.token_file(keyring.token_file(&addr)),
+        };
+        Ok(Self { cosky: connect.await?, addr, credential, _keeper: keeper })
+    }
+
+    /// The addresses, separated by commas.
+    pub(crate) fn addr(&self) -> &str {
+        &self.addr
+    }
+
+    /// The SDK's view of a namespace.
+    ///
+    /// # Errors
+    /// When the SDK refuses the name.
+    pub(crate) fn namespace(&self, namespace: &Namespace) -> anyhow::Result<NamespaceClient> {
+        Ok(self.cosky.namespace(namespace.as_str())?)
+    }
+
+    /// The registry behind the server.
+    pub(crate) fn registry(&self) -> Arc<HttpRegistry> {
+        self.cosky.registry()
+    }
+
+    /// All API tokens.
+    ///
+    /// # Errors
+    /// As [`Http::tokens`].
+    pub(crate) async fn tokens(&self) -> anyhow::Result<Vec<TokenBody>> {
+        let (http, bearer) = self.bearer().await?;
+        Ok(http.tokens(bearer.as_deref()).await?)
+    }
+
+    /// Makes an API token.
+    ///
+    /// # Errors
+    /// As [`Http::create_token`].
+    pub(crate) async fn create_token(&self, name: &str, good: Option<Duration>) -> anyhow::Result<TokenBody> {
+        let (http, bearer) = self.bearer().await?;
+        let new = NewTokenBody { name: name.to_owned(), expires_in_seconds: good.map(|good| good.as_secs()) };
+        Ok(http.create_token(&new, bearer.as_deref()).await?)
+    }
+
+    /// Revokes an API token; false when there is none of that id.
+    ///
+    /// # Errors
+    /// As [`Http::revoke_token`].
+    pub(crate) async fn revoke_token(&self, id: &str) -> anyhow::Result<bool> {
+        let (http, bearer) = self.bearer().await?;
+        Ok(http.revoke_token(id, bearer.as_deref()).await?)
+    }
+
+    async fn bearer(&self) -> anyhow::Result<(Http, Option<String>)> {
+        let http = Http::new(&self.addr)?;
+        let read = |file: &Path| {
+            let text = fs::read_to_string(file);
+            text.map(|text| text.trim().to_owned())
+                .map_err(|error| usage(format!("{}: {error}", file.display())))
+        };
+        let bearer = match &self.credential {
+            Credential::None => None,
+            Credential::Token(token) => Some(token.clone()),
+            Credential::TokenFile(file) => Some(read(file)?),
+            Credential::Login(keyring) => Some(read(&keyring.token_file(&self.addr))?),
+            Credential::Password { user, file } => Some(http.login(user, read(file)?).await?.access_token),
+        };
+        Ok((http, bearer))
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
