@@ -236,3 +236,23 @@ async fn a_watcher_that_reads_nothing_is_cut_off_and_delays_nobody() {
     client.register("order", &instance("10.0.0.1", 8080)).await;
     quick.expect("instance").await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_that_never_reads_again_is_given_up_and_counted() {
+    let mut setup = Setup::new().ttl(30);
+    setup.config.limits.unacknowledged = Duration::from_secs(1);
+    let server = setup.start().await;
+    let mut client = server.client().await;
+    let mut stuck = Client::narrow(server.address).await.watch(&format!("{NS}/watch"), &[]).await;
+    stuck.expect("snapshot").await;
+    let mut big = instance("10.0.0.1", 8080);
+    big["metadata"] =
+        (0..7).map(|i| (i.to_string(), "x".repeat(4096).into())).collect::<serde_json::Map<_, _>>().into();
+    for _ in 0..300 {
+        client.register("order", &big).await;
+    }
+    metric(&mut client, r#"cosky_watchers_cut_total{reason="stuck"} 1"#).await;
+    metric(&mut client, r#"cosky_watchers_cut_total{reason="lagged"} 0"#).await;
+    metric(&mut client, "cosky_watchers 0").await;
+    metric(&mut client, "cosky_store_watchers 0").await;
+}

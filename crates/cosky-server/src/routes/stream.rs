@@ -25,8 +25,6 @@ use crate::{
 
 /// Time between two comment lines, by which clients and proxies see that the stream lives.
 const COMMENT_EVERY: Duration = Duration::from_secs(15);
-/// How late a poll of the body may be before its connection counts as stuck.
-const LATE: Duration = Duration::from_secs(1);
 const COMMENT: Bytes = Bytes::from_static(b":\n\n");
 /// Without an id, so that the client resumes elsewhere from the last change that it was told.
 const DRAINING: Bytes = Bytes::from_static(b"event: state\ndata: {\"state\":\"draining\"}\n\n");
@@ -36,24 +34,18 @@ pin_project! {
     /// Ends cleanly at its age or at the end of the credential, after a `state` event when the server drains, and when
     /// the watcher fell behind. Dropping it ends the subscription and gives the watcher's place back.
     pub(super) struct WatchBody {
+        // None when it is over.
         changes: Option<WatchStream>,
+        // Of the next comment, or of the end.
         #[pin]
         timer: Sleep,
         #[pin]
         draining: WaitForCancellationFutureOwned,
         ends: Instant,
-        watcher: Watcher,
+        metrics: Arc<Metrics>,
+        _counted: Counted,
+        _place: OwnedSemaphorePermit,
     }
-}
-
-/// The place of one watcher, and how its stream stands.
-pub(super) struct Watcher {
-    metrics: Arc<Metrics>,
-    /// When the timer is to be polled next.
-    due: Instant,
-    over: bool,
-    _counted: Counted,
-    _place: OwnedSemaphorePermit,
 }
 
 /// The text of a change, shared by all watchers.
@@ -70,14 +62,14 @@ impl WatchBody {
     ) -> Self {
         let now = Instant::now();
         let ends = now + age;
-        let due = ends.min(now + COMMENT_EVERY);
-        let counted = metrics.watcher();
         Self {
             changes: Some(changes),
-            timer: sleep_until(due),
+            timer: sleep_until(ends.min(now + COMMENT_EVERY)),
             draining: draining.cancelled_owned(),
             ends,
-            watcher: Watcher { metrics, due, over: false, _counted: counted, _place: place },
+            _counted: metrics.watcher(),
+            metrics,
+            _place: place,
         }
     }
 }
@@ -95,28 +87,24 @@ impl Body for WatchBody {
         // Both before the changes, so that a stream which always has news ends in time as well.
         if this.draining.as_mut().poll(cx).is_ready() {
             *this.changes = None;
-            this.watcher.over = true;
             return Poll::Ready(Some(Ok(Frame::data(DRAINING))));
         }
         if this.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if now >= *this.ends {
                 *this.changes = None;
-                this.watcher.over = true;
                 return Poll::Ready(None);
             }
-            this.watcher.due = (*this.ends).min(now + COMMENT_EVERY);
-            this.timer.as_mut().reset(this.watcher.due);
+            this.timer.as_mut().reset((*this.ends).min(now + COMMENT_EVERY));
             return Poll::Ready(Some(Ok(Frame::data(COMMENT))));
         }
         match ready!(changes.as_mut().poll_next(cx)) {
             Some(Ok(change)) => return Poll::Ready(Some(Ok(Frame::data(text(&change))))),
-            Some(Err(Error::Lagged)) => this.watcher.metrics.watcher_cut(Cut::Lagged),
+            Some(Err(Error::Lagged)) => this.metrics.watcher_cut(Cut::Lagged),
             Some(Err(error)) => tracing::debug!("a watch ended: {error}"),
             None => {}
         }
         *this.changes = None;
-        this.watcher.over = true;
         Poll::Ready(None)
     }
 }
@@ -131,12 +119,135 @@ impl AsRef<[u8]> for Text {
     }
 }
 
-/// A connection that takes nothing is not polled, so its body is not even late: it is dropped when the kernel gives
-/// the peer up. A timer that is overdue by then tells it from a client that went away.
-impl Drop for Watcher {
-    fn drop(&mut self) {
-        if !self.over && Instant::now() > self.due + LATE {
-            self.metrics.watcher_cut(Cut::Stuck);
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use cosky_core::{Event, Index, ServiceId, ServiceOp, StoreState};
+    use futures_util::stream;
+    use prometheus_client::{encoding::text, registry::Registry};
+    use tokio::{
+        sync::Semaphore,
+        time::{advance, timeout},
+    };
+
+    use super::*;
+
+    const AGE: Duration = Duration::from_secs(100);
+
+    struct Watched {
+        body: Pin<Box<WatchBody>>,
+        draining: CancellationToken,
+        places: Arc<Semaphore>,
+        registry: Registry,
+    }
+
+    fn watched(changes: WatchStream) -> Watched {
+        let mut registry = Registry::default();
+        let metrics = Arc::new(Metrics::register(&mut registry));
+        let (draining, places) = (CancellationToken::new(), Arc::new(Semaphore::new(1)));
+        let place = Arc::clone(&places).try_acquire_owned().unwrap();
+        let body = WatchBody::new(changes, AGE, draining.clone(), metrics, place);
+        Watched { body: Box::pin(body), draining, places, registry }
+    }
+
+    fn change(sequence: u64) -> Arc<Change> {
+        let event = Event::Service { op: ServiceOp::Set, service: ServiceId::new("order").unwrap() };
+        Arc::new(Change::new(Index { epoch: 1, sequence }, event))
+    }
+
+    impl Watched {
+        async fn next(&mut self) -> Option<Bytes> {
+            let frame = poll_fn(|cx| self.body.as_mut().poll_frame(cx)).await?.unwrap();
+            Some(frame.into_data().unwrap())
         }
+
+        /// Whether a metric stands so.
+        fn shows(&self, line: &str) -> bool {
+            let mut metrics = String::new();
+            text::encode(&mut metrics, &self.registry).unwrap();
+            metrics.lines().any(|l| l == line)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_stream_comments_until_its_age() {
+        let mut watched = watched(Box::pin(stream::pending()));
+        let begun = Instant::now();
+        for comment in 1..=6 {
+            assert_eq!(watched.next().await.unwrap(), COMMENT);
+            let late = begun.elapsed() - comment * COMMENT_EVERY;
+            assert!(late < Duration::from_millis(20), "{late:?}");
+        }
+        assert_eq!(watched.next().await, None);
+        let late = begun.elapsed() - AGE;
+        assert!(late < Duration::from_millis(20), "{late:?}");
+        assert_eq!(watched.next().await, None, "and stays over");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_always_has_news_ends_in_time_as_well() {
+        let mut watched = watched(Box::pin(stream::repeat_with(|| Ok(change(1)))));
+        assert_eq!(watched.next().await.unwrap(), change(1).frame().as_bytes());
+        advance(AGE).await;
+        assert_eq!(watched.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn frames_are_shared_and_not_copied() {
+        let change = change(1);
+        let mut watched = watched(Box::pin(stream::iter([Ok(Arc::clone(&change))])));
+        let sent = watched.next().await.unwrap();
+        assert_eq!(sent.as_ptr(), change.frame().as_ptr());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drain_wakes_an_idle_stream_and_ends_it() {
+        let mut watched = watched(Box::pin(stream::pending()));
+        assert!(timeout(Duration::from_secs(1), watched.next()).await.is_err());
+        watched.draining.cancel();
+        let state = Change::new(Index { epoch: 1, sequence: 1 }, Event::State(StoreState::Draining));
+        let (_id, rest) = state.frame().split_once('\n').unwrap();
+        assert_eq!(watched.next().await.unwrap(), rest.as_bytes());
+        assert_eq!(watched.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_falls_behind_is_cut_off_and_counted() {
+        let mut watched = watched(Box::pin(stream::iter([Ok(change(1)), Err(Error::Lagged), Ok(change(9))])));
+        assert!(watched.shows("cosky_watchers 1"));
+        assert!(watched.next().await.is_some());
+        assert_eq!(watched.next().await, None);
+        assert_eq!(watched.next().await, None, "nothing comes after the gap");
+        assert!(watched.shows(r#"cosky_watchers_cut_total{reason="lagged"} 1"#));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_the_view_ends_the_stream_and_is_no_fault_of_the_watcher() {
+        for last in [None, Some(Err(Error::unavailable("the store is closed")))] {
+            let mut watched = watched(Box::pin(stream::iter(last)));
+            assert_eq!(watched.next().await, None);
+            assert!(watched.shows(r#"cosky_watchers_cut_total{reason="lagged"} 0"#));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn dropping_it_gives_the_place_back() {
+        let mut watched = watched(Box::pin(stream::pending()));
+        assert_eq!(watched.places.available_permits(), 0);
+        watched.body = Box::pin(WatchBody::new(
+            Box::pin(stream::pending()),
+            AGE,
+            CancellationToken::new(),
+            Arc::new(Metrics::register(&mut Registry::default())),
+            Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap(),
+        ));
+        assert_eq!(watched.places.available_permits(), 1);
+        assert!(watched.shows("cosky_watchers 0"));
+    }
+
+    #[test]
+    fn a_watcher_is_small() {
+        assert!(size_of::<WatchBody>() <= 512, "{}", size_of::<WatchBody>());
     }
 }

@@ -110,3 +110,40 @@ pub(super) async fn watch(
         [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache"), NO_BUFFERING];
     Ok((headers, Body::new(body)).into_response())
 }
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn asked(query: &[(&str, &str)], last: Option<&'static str>) -> Result<Asked> {
+        let query: Vec<_> = query.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let last = last.map(|id| (LAST_EVENT_ID, HeaderValue::from_static(id)));
+        Asked::new(&query, &last.into_iter().collect())
+    }
+
+    #[test]
+    fn services_repeat_up_to_their_limit() {
+        assert_eq!(asked(&[], None).unwrap().scope, Scope::All);
+        let two = Scope::services(["a", "b"].map(|id| ServiceId::new(id).unwrap())).unwrap();
+        assert_eq!(asked(&[("service", "b"), ("service", "a"), ("service", "b")], None).unwrap().scope, two);
+        let many: Vec<_> = (0..1001).map(|i| i.to_string()).collect();
+        let many: Vec<_> = many.iter().map(|id| ("service", id.as_str())).collect();
+        assert!(asked(&many[..1000], None).is_ok());
+        assert!(asked(&many, None).unwrap_err().to_string().starts_with("service: "));
+        assert!(asked(&[("service", "a@b")], None).is_err());
+        assert!(asked(&[("config", "x")], None).unwrap_err().to_string().starts_with("config: "));
+    }
+
+    #[test]
+    fn the_last_event_counts_more_than_the_index_of_the_address() {
+        let (old, new) = (Index { epoch: 1, sequence: 1 }, Index { epoch: 1, sequence: 2 });
+        let index = [("index", "1:1")];
+        assert_eq!(asked(&index, None).unwrap().from, Some(old));
+        assert_eq!(asked(&index, Some("0000000000000001:2")).unwrap().from, Some(new));
+        assert_eq!(asked(&index, Some("of another kind")).unwrap().from, Some(old));
+        assert_eq!(asked(&[], Some("")).unwrap().from, None);
+        assert!(asked(&[("index", "one")], None).is_err());
+    }
+}
