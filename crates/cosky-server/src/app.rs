@@ -84,7 +84,8 @@ pub async fn app_with(
 /// Open routes beside closed ones. The door stands around the closed ones and around everything that matches nothing,
 /// so a route is closed unless it was put among the open ones.
 fn router(state: &AppState, further: Router<AppState>) -> Router {
-    let open = OpenApiRouter::with_openapi(openapi::base()).merge(health::router()).merge(auth::login::router());
+    let open =
+        OpenApiRouter::with_openapi(openapi::base()).merge(health::router()).merge(auth::login::router());
     let mut closed = OpenApiRouter::new().merge(routes::router()).merge(auth::tokens::router());
     if state.config.metrics_listen.is_none() {
         closed = closed.merge(scrape::router());

@@ -19,7 +19,8 @@ use prometheus_client::{
 /// Namespaces that get a line of their own in `cosky_instances`; the others are summed under the name `""`.
 const NAMESPACES: usize = 100;
 /// Upper ends of the buckets of durations, in seconds.
-const BUCKETS: [f64; 12] = [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0];
+const BUCKETS: [f64; 12] =
+    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5, 10.0];
 
 /// The counters of one server. Handles, so cloning is cheap and counting takes no lock.
 #[derive(Debug, Clone)]
@@ -231,14 +232,17 @@ impl Metrics {
 
         let logins = Family::<ResultLabel, Counter>::default();
         registry.register("logins", "Logins and refreshes by result", logins.clone());
-        let login = |result: LoginResult| logins.get_or_create_owned(&ResultLabel { result: result.as_str() });
+        let login =
+            |result: LoginResult| logins.get_or_create_owned(&ResultLabel { result: result.as_str() });
 
         let cut = Family::<ReasonLabel, Counter>::default();
         registry.register("watchers_cut", "Watchers that were cut off, by reason", cut.clone());
         let reason = |cut_by: Cut| cut.get_or_create_owned(&ReasonLabel { reason: cut_by.as_str() });
 
         let metrics = Self {
-            operations: Arc::new(Operation::ALL.map(|kind| Outcome::ALL.map(|result| operation(kind, result)))),
+            operations: Arc::new(
+                Operation::ALL.map(|kind| Outcome::ALL.map(|result| operation(kind, result))),
+            ),
             logins: LoginResult::ALL.map(login),
             cut: Cut::ALL.map(reason),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
@@ -378,14 +382,16 @@ impl Collector for StoreFigures {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        let mut instances: Vec<_> = figures.instances.iter().map(|(ns, count)| (ns.as_str(), *count)).collect();
+        let mut instances: Vec<_> =
+            figures.instances.iter().map(|(ns, count)| (ns.as_str(), *count)).collect();
         if instances.len() > NAMESPACES {
             instances.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
             let rest = instances.split_off(NAMESPACES).into_iter().map(|(_, count)| count).sum();
             instances.push(("", rest));
         }
         let kind = prometheus_client::metrics::MetricType::Gauge;
-        let help = "Live instances by namespace; of many namespaces the largest, the others under an empty name";
+        let help =
+            "Live instances by namespace; of many namespaces the largest, the others under an empty name";
         let mut family = encoder.encode_descriptor("instances", help, None, kind)?;
         for (namespace, count) in instances {
             let labels = [("namespace", namespace)];

@@ -61,7 +61,8 @@ async fn frame(State(state): State<Frame>, mut request: Request, next: Next) -> 
     let method = method_label(request.method());
     let long_poll = request.method() == Method::GET && asks_to_wait(request.uri().query());
     let route = request.extensions().get::<MatchedPath>().map(|path| Arc::<str>::from(path.as_str()));
-    let logged = if tracing::enabled!(tracing::Level::DEBUG) { Some(named(&mut request).await) } else { None };
+    let logged =
+        if tracing::enabled!(tracing::Level::DEBUG) { Some(named(&mut request).await) } else { None };
 
     let counted = state.metrics.request();
     let mut response = match check_size(&request, &state.config.limits) {
@@ -82,12 +83,20 @@ async fn frame(State(state): State<Frame>, mut request: Request, next: Next) -> 
         let duration_ms = duration.as_secs_f64() * 1_000.0;
         if route.ends_with("/beat") || route.ends_with("/beats") {
             tracing::trace!(
-                request_id, status = status.as_u16(), duration_ms, namespace, service.id = service,
+                request_id,
+                status = status.as_u16(),
+                duration_ms,
+                namespace,
+                service.id = service,
                 "{method} {route}"
             );
         } else {
             tracing::debug!(
-                request_id, status = status.as_u16(), duration_ms, namespace, service.id = service,
+                request_id,
+                status = status.as_u16(),
+                duration_ms,
+                namespace,
+                service.id = service,
                 "{method} {route}"
             );
         }
@@ -126,7 +135,8 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
         (1..=REQUEST_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
     };
     headers.get(REQUEST_ID).filter(sane).cloned().unwrap_or_else(|| {
-        HeaderValue::from_str(&Uuid::now_v7().to_string()).expect("hexadecimal digits and dashes are a header value")
+        HeaderValue::from_str(&Uuid::now_v7().to_string())
+            .expect("hexadecimal digits and dashes are a header value")
     })
 }
 
@@ -160,7 +170,10 @@ fn asks_to_wait(query: Option<&str>) -> bool {
 async fn named(request: &mut Request) -> (Option<String>, Option<String>) {
     let Ok(params) = request.extract_parts::<RawPathParams>().await else { return (None, None) };
     let get = |names: [&str; 2]| {
-        params.iter().find(|(name, _)| names.contains(name)).map(|(_, value)| value.escape_debug().to_string())
+        params
+            .iter()
+            .find(|(name, _)| names.contains(name))
+            .map(|(_, value)| value.escape_debug().to_string())
     };
     (get(["namespace", "ns"]), get(["service", "serviceId"]))
 }

@@ -106,7 +106,8 @@ pub(crate) fn router(document: &OpenApi) -> Router<AppState> {
     let pages = Arc::new(Pages { document: document.into(), ui });
     let redirect = || get(|| async { Redirect::permanent("/swagger-ui/") });
     let index = |State(pages): State<Arc<Pages>>| async move { ui_file(&pages, "") };
-    let file = |State(pages): State<Arc<Pages>>, Path(file): Path<String>| async move { ui_file(&pages, &file) };
+    let file =
+        |State(pages): State<Arc<Pages>>, Path(file): Path<String>| async move { ui_file(&pages, &file) };
     Router::new()
         .route("/", get(|| async { Html(LANDING) }))
         .route(DOCUMENT, get(api_docs))

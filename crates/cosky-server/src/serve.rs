@@ -216,7 +216,10 @@ fn service(
     })
 }
 
-async fn until_ended<S>(connection: http1::Connection<TokioIo<TcpStream>, S>, shared: &Shared) -> hyper::Result<()>
+async fn until_ended<S>(
+    connection: http1::Connection<TokioIo<TcpStream>, S>,
+    shared: &Shared,
+) -> hyper::Result<()>
 where
     S: HttpService<Incoming, ResBody = Body, Error = Infallible>,
 {

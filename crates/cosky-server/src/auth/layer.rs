@@ -14,7 +14,11 @@ use crate::{ApiError, AppState};
 /// Lets a request with a good credential through, with its [`crate::Caller`] in the extensions. Only the
 /// `Authorization` header counts: a token in a query string or a cookie ends up in logs, or is sent by a browser on
 /// behalf of a stranger's page.
-pub(crate) async fn authenticate(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
+pub(crate) async fn authenticate(
+    State(state): State<AppState>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let credential = match credential(request.headers()) {
         Ok(credential) => credential,
         Err(refusal) => return refusal.into_response(),

@@ -82,7 +82,8 @@ async fn try_login(state: &AppState, username: &str, password: String) -> Result
     if let LoginAttempt::Frozen { seconds } = state.store.login_attempt(&user).await? {
         let minutes = seconds.div_ceil(60);
         let unit = if minutes == 1 { "minute" } else { "minutes" };
-        let msg = format!("the account is frozen after too many failed logins; try again in {minutes} {unit}");
+        let msg =
+            format!("the account is frozen after too many failed logins; try again in {minutes} {unit}");
         return Err(Refused { result: LoginResult::Frozen, answer: login_failed(msg) });
     }
     let account = state.store.account(&user).await?;

@@ -22,7 +22,10 @@ pub async fn ensure_root(store: &Arc<dyn Store>, wanted: Option<&str>) -> Result
     }
     let (password, generated) = match wanted {
         Some(password) if password.chars().count() < PASSWORD_CHARS => {
-            return Err(Error::invalid("root password", format!("needs at least {PASSWORD_CHARS} characters")));
+            return Err(Error::invalid(
+                "root password",
+                format!("needs at least {PASSWORD_CHARS} characters"),
+            ));
         }
         Some(password) => (password.to_owned(), false),
         None => (secret::password(), true),

@@ -35,7 +35,9 @@ pub(crate) fn router() -> OpenApiRouter<AppState> {
 )]
 async fn list(State(state): State<AppState>, caller: Caller) -> ApiResult<Json<Vec<TokenBody>>> {
     let tokens = state.store.api_tokens().await?;
-    Ok(Json(tokens.into_iter().filter(|token| token.user == caller.user).map(|token| body(token, None)).collect()))
+    Ok(Json(
+        tokens.into_iter().filter(|token| token.user == caller.user).map(|token| body(token, None)).collect(),
+    ))
 }
 
 /// Make an API token
@@ -87,7 +89,11 @@ async fn create(
     params(("id" = String, Path, description = "The token's id, not its secret")),
     responses((status = 200, description = "`true`, or `false` when there is no such token", body = bool))
 )]
-async fn revoke(State(state): State<AppState>, caller: Caller, Path(id): Path<String>) -> ApiResult<Json<bool>> {
+async fn revoke(
+    State(state): State<AppState>,
+    caller: Caller,
+    Path(id): Path<String>,
+) -> ApiResult<Json<bool>> {
     let tokens = state.store.api_tokens().await?;
     if !tokens.iter().any(|token| token.id == id && token.user == caller.user) {
         return Ok(Json(false));
