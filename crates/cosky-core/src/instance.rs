@@ -4,7 +4,7 @@ use std::{
     borrow::{Borrow, Cow},
     fmt,
     net::{Ipv4Addr, Ipv6Addr},
-    sync::{Arc, OnceLock},
+    sync::{Arc, LazyLock, OnceLock},
     time::Duration,
 };
 
@@ -106,6 +106,10 @@ pub struct ServiceInstance {
     life: Life,
 }
 
+/// Nearly every instance has one of these, so they share their text.
+static COMMON_SCHEMES: LazyLock<[Arc<str>; 6]> =
+    LazyLock::new(|| ["http", "https", "grpc", "ws", "wss", Schema::NONE].map(Arc::from));
+
 impl Schema {
     /// The scheme of a non-web process.
     pub const NONE: &str = "__";
@@ -123,7 +127,8 @@ impl Schema {
         if !uri && text != Self::NONE {
             return Err(Error::invalid("schema", "must be a URI scheme such as http, or __ for none"));
         }
-        Ok(Self(text.into()))
+        let known = COMMON_SCHEMES.iter().find(|common| ***common == *text);
+        Ok(Self(known.map_or_else(|| text.into(), Arc::clone)))
     }
 
     /// The scheme as text.

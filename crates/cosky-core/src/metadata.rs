@@ -1,4 +1,4 @@
-//! What a service says of itself: text by key, kept sorted in one small allocation.
+//! What a service says of itself: text by key, kept sorted and packed, since there is one of these per instance.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
@@ -12,8 +12,13 @@ use crate::{
 };
 
 /// An instance's metadata. Keys are not empty and do not begin with `_`, which the stored record uses for itself.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Metadata(Box<[(Box<str>, Box<str>)]>);
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct Metadata {
+    /// Keys and values in turn, without anything between them.
+    text: Box<str>,
+    /// Where each of them ends in `text`.
+    ends: Box<[u32]>,
+}
 
 /// A change of single entries: a value to set, or `None` to remove the key.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,27 +48,46 @@ impl Metadata {
         if bytes > METADATA_BYTES {
             return Err(Error::TooLarge { field: "metadata".into(), limit: METADATA_BYTES });
         }
-        Ok(Self(sorted.into_iter().map(|(k, v)| (k.into(), v.into())).collect()))
+        let (mut text, mut ends) = (String::with_capacity(bytes), Vec::with_capacity(2 * sorted.len()));
+        for part in sorted.into_iter().flat_map(|(key, value)| [key, value]) {
+            text.push_str(&part);
+            ends.push(u32::try_from(text.len()).expect("all texts together are bounded by METADATA_BYTES"));
+        }
+        Ok(Self { text: text.into(), ends: ends.into() })
     }
 
     /// The value of `key`.
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.0.binary_search_by(|(k, _)| (**k).cmp(key)).ok().map(|at| &*self.0[at].1)
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.part(2 * middle).cmp(key) {
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+                std::cmp::Ordering::Equal => return Some(self.part(2 * middle + 1)),
+            }
+        }
+        None
     }
 
     /// All entries, sorted by key.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
-        self.0.iter().map(|(k, v)| (&**k, &**v))
+        (0..self.len()).map(|at| (self.part(2 * at), self.part(2 * at + 1)))
+    }
+
+    fn part(&self, at: usize) -> &str {
+        let start = if at == 0 { 0 } else { self.ends[at - 1] };
+        &self.text[start as usize..self.ends[at] as usize]
     }
 
     /// Number of entries.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.ends.len() / 2
     }
 
     /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.ends.is_empty()
     }
 
     /// This metadata with `patch` applied.
@@ -101,6 +125,12 @@ impl MetadataPatch {
     /// The entries, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.0.iter().map(|(k, v)| (k.as_str(), v.as_deref()))
+    }
+}
+
+impl fmt::Debug for Metadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
     }
 }
 
@@ -195,7 +225,10 @@ mod tests {
     #[test]
     fn json_is_an_object_of_strings() {
         let metadata: Metadata = serde_json::from_str(r#"{"zone":"a","app":"x"}"#).unwrap();
-        assert_eq!(metadata.get("zone"), Some("a"));
+        assert_eq!(
+            (metadata.get("app"), metadata.get("zone"), metadata.get("none")),
+            (Some("x"), Some("a"), None)
+        );
         assert_eq!(serde_json::to_string(&metadata).unwrap(), r#"{"app":"x","zone":"a"}"#);
         for bad in [r#"{"a":null}"#, r#"{"a":1}"#, "[]", r#"{"_a":"x"}"#] {
             assert!(serde_json::from_str::<Metadata>(bad).is_err(), "{bad}");

@@ -16,7 +16,7 @@ use crate::{
     Limits, Shared,
     hub::Published,
     memory::{Gone, Memory, Slot, millis},
-    row::{self, Key, Row},
+    row::{self, Key, Names, Row},
 };
 
 /// A change of memory, carried out when the rows behind it are durable.
@@ -115,7 +115,9 @@ impl<'t> Batch<'t> {
     /// As [`Batch::get`], and [`Error::Corrupt`].
     pub(crate) fn row(&mut self, key: &Key) -> Result<Option<Row>> {
         let Some(value) = self.get(key)? else { return Ok(None) };
-        Row::read(&key.text(), &value).map(Some).map_err(|reason| Error::Corrupt { reason })
+        Row::read(&key.text(), &value, &mut Names::default())
+            .map(Some)
+            .map_err(|reason| Error::Corrupt { reason })
     }
 
     /// Writes a row.
@@ -172,20 +174,6 @@ impl<'t> Batch<'t> {
             }
         }
         Ok(())
-    }
-
-    /// Removes an instance whose life is over; false when it is not.
-    ///
-    /// # Errors
-    /// As [`Batch::get`].
-    pub(crate) fn expire(&mut self, slot: &Slot) -> Result<bool> {
-        if !slot.expire(self.now) {
-            return Ok(false);
-        }
-        let (service, id) = (slot.instance.service().clone(), slot.instance.id().clone());
-        self.effect(Effect::Remove(slot.namespace.clone(), service.clone(), id.clone(), InstanceOp::Expired));
-        self.delete(Key::Instance(slot.namespace.clone(), service, id))?;
-        Ok(true)
     }
 
     /// Forgets a mark of a deregistered instance.

@@ -16,7 +16,7 @@ use crate::{
     batch::{Batch, Outcome, unavailable},
     memory::{Gone, Memory, Slot, millis},
     open::{self, OpenError},
-    row::{Key, Row},
+    row::{Key, Names, Row},
 };
 
 const ROWS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("rows");
@@ -77,9 +77,10 @@ impl Disk {
         let now = millis(now);
         let read = |database: &Database, memory: &mut Memory| -> Result<Option<String>, redb::Error> {
             let rows = database.begin_read()?.open_table(ROWS)?;
+            let mut names = Names::default();
             for row in rows.iter()? {
                 let (key, value) = row?;
-                match Row::read(key.value(), value.value()) {
+                match Row::read(key.value(), value.value(), &mut names) {
                     Ok(row) => load(memory, row, now),
                     Err(reason) => {
                         return Ok(Some(format!("row {:?}: {reason}", key.value().replace('\0', " "))));

@@ -31,8 +31,8 @@ pub(crate) struct Slot {
     pub(crate) instance: Arc<Instance>,
     pub(crate) ttl: Ttl,
     pub(crate) owner: Owner,
-    /// Milliseconds on the engine's clock, [`NEVER`] or [`DYING`]. Beats move it under the read lock, so a beat and the
-    /// writer's decision to remove are settled by compare and exchange.
+    /// Milliseconds on the engine's clock, [`NEVER`] or [`DYING`]. Beats move it under the read lock, with a plain load
+    /// and store since any of two beats may win; the decision to remove is taken under the write lock.
     deadline: AtomicU64,
 }
 
@@ -100,20 +100,26 @@ impl Slot {
         self.deadline.store(end, Ordering::Relaxed);
     }
 
-    /// Renews on behalf of a beat; false when the instance is about to be removed. A permanent one is left as it is.
+    /// Renews on behalf of a beat, under the read lock; false when the instance is about to be removed. A permanent one
+    /// is left as it is.
     fn beat(&self, now: u64) -> bool {
-        let end = now + u64::from(self.ttl.seconds()) * 1000;
-        let renew = |deadline| (deadline != NEVER && deadline != DYING).then_some(end);
-        match self.deadline.fetch_update(Ordering::Relaxed, Ordering::Relaxed, renew) {
-            Ok(_) => true,
-            Err(deadline) => deadline == NEVER,
+        match self.deadline.load(Ordering::Relaxed) {
+            NEVER => true,
+            DYING => false,
+            _ => {
+                self.deadline.store(now + u64::from(self.ttl.seconds()) * 1000, Ordering::Relaxed);
+                true
+            }
         }
     }
 
-    /// Decides that it has expired, if it has; from then on beats are answered as unknown.
+    /// Decides that it has expired, if it has, under the write lock; from then on beats are answered as unknown.
     pub(crate) fn expire(&self, now: u64) -> bool {
-        let over = |deadline| (deadline != NEVER && deadline <= now).then_some(DYING);
-        self.deadline.fetch_update(Ordering::Relaxed, Ordering::Relaxed, over).is_ok()
+        let over = self.deadline.load(Ordering::Relaxed) <= now;
+        if over {
+            self.deadline.store(DYING, Ordering::Relaxed);
+        }
+        over
     }
 
     /// Takes over the life of the slot that this one replaces.
@@ -187,6 +193,16 @@ impl Memory {
     /// Listed services, sorted.
     pub(crate) fn service_ids(&self, namespace: &Namespace) -> Vec<ServiceId> {
         self.spaces.get(namespace).map_or_else(Vec::new, |space| space.services.keys().cloned().collect())
+    }
+
+    /// The names as memory has them already, so that instances share their text.
+    pub(crate) fn shared_names(
+        &self,
+        namespace: &Namespace,
+        service: &ServiceId,
+    ) -> Option<(Namespace, ServiceId)> {
+        let (namespace, space) = self.spaces.get_key_value(namespace)?;
+        Some((namespace.clone(), space.services.get_key_value(service)?.0.clone()))
     }
 
     pub(crate) fn has_service(&self, namespace: &Namespace, service: &ServiceId) -> bool {

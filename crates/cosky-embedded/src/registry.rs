@@ -262,27 +262,13 @@ fn list_service(batch: &mut Batch<'_>, namespace: Namespace, service: ServiceId)
     Ok(())
 }
 
-/// Removes a service's dead members; false when a live one is left.
-fn clear_dead(batch: &mut Batch<'_>, namespace: &Namespace, service: &ServiceId) -> Result<bool> {
-    let prefix = Key::instances_of(namespace, service);
-    loop {
-        let keys = batch.keys(&prefix, PURGE_STEP)?;
-        if keys.is_empty() {
-            return Ok(true);
-        }
-        for key in keys {
-            let slot = batch.memory.slot(namespace, &key[prefix.len()..]).cloned();
-            // A row without a slot was registered in this very batch.
-            match slot {
-                Some(slot) if batch.expire(&slot)? => {}
-                _ => return Ok(false),
-            }
-        }
-    }
+/// Whether a service has a member. Whatever was dead was removed before this batch's requests.
+fn has_instances(batch: &mut Batch<'_>, namespace: &Namespace, service: &ServiceId) -> Result<bool> {
+    Ok(!batch.keys(&Key::instances_of(namespace, service), 1)?.is_empty())
 }
 
 fn remove_service(batch: &mut Batch<'_>, namespace: Namespace, service: ServiceId) -> Result<bool> {
-    if !clear_dead(batch, &namespace, &service)? {
+    if has_instances(batch, &namespace, &service)? {
         return Ok(false);
     }
     if batch.delete(Key::Service(namespace.clone(), service.clone()))? {
@@ -305,7 +291,7 @@ fn purge(batch: &mut Batch<'_>, namespace: Namespace) -> Result<PurgeStep> {
         left.push(ServiceId::new(&key[prefix.len()..])?);
     }
     for service in &left {
-        if !clear_dead(batch, &namespace, service)? {
+        if has_instances(batch, &namespace, service)? {
             let reason =
                 format!("namespace {namespace} has live instances of {service}; deregister them first");
             return Err(Error::Conflict { reason });
@@ -333,10 +319,13 @@ fn purge(batch: &mut Batch<'_>, namespace: Namespace) -> Result<PurgeStep> {
 
 fn register(
     batch: &mut Batch<'_>,
-    namespace: Namespace,
-    new: Registration,
+    mut namespace: Namespace,
+    mut new: Registration,
     ttl: cosky_core::Ttl,
 ) -> Result<Owner> {
+    if let Some(shared) = batch.memory.shared_names(&namespace, &new.service) {
+        (namespace, new.service) = shared;
+    }
     let id = new.id();
     let key = Key::Instance(namespace.clone(), new.service.clone(), id.clone());
     let gone_key = Key::Gone(namespace.clone(), id.clone());

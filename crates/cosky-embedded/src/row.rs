@@ -174,34 +174,62 @@ pub(crate) fn decode<T: DeserializeOwned>(value: &[u8]) -> Result<T, String> {
     postcard::from_bytes(value).map_err(|error| error.to_string())
 }
 
+/// The names of the row before, which the next row nearly always repeats: rows are read in the order of their keys.
+#[derive(Default)]
+pub(crate) struct Names {
+    namespace: Option<Namespace>,
+    service: Option<ServiceId>,
+}
+
+impl Names {
+    fn namespace(&mut self, text: &str) -> cosky_core::Result<Namespace> {
+        match &self.namespace {
+            Some(known) if known.as_str() == text => Ok(known.clone()),
+            _ => Ok(self.namespace.insert(Namespace::new(text)?).clone()),
+        }
+    }
+
+    fn service(&mut self, text: &str) -> cosky_core::Result<ServiceId> {
+        match &self.service {
+            Some(known) if known.as_str() == text => Ok(known.clone()),
+            _ => Ok(self.service.insert(ServiceId::new(text)?).clone()),
+        }
+    }
+}
+
 impl Row {
     /// Reads a row of the file.
     ///
     /// # Errors
     /// What is wrong with it, in words.
-    pub(crate) fn read(key: &str, value: &[u8]) -> Result<Self, String> {
+    pub(crate) fn read(key: &str, value: &[u8], names: &mut Names) -> Result<Self, String> {
         let rule = |error: cosky_core::Error| error.to_string();
-        let parts: Vec<&str> = key.split('\0').collect();
-        Ok(match *parts {
-            ["n", namespace] => Self::Namespace(Namespace::new(namespace).map_err(rule)?),
+        let mut parts = [""; 5];
+        let mut count = 0;
+        for part in key.split('\0') {
+            *parts.get_mut(count).ok_or("its key has too many parts")? = part;
+            count += 1;
+        }
+        Ok(match parts[..count] {
+            ["n", namespace] => Self::Namespace(names.namespace(namespace).map_err(rule)?),
             ["s", namespace, service] => Self::Service(
-                Namespace::new(namespace).map_err(rule)?,
-                ServiceId::new(service).map_err(rule)?,
+                names.namespace(namespace).map_err(rule)?,
+                names.service(service).map_err(rule)?,
             ),
             ["i", namespace, service, id] => {
-                let service = ServiceId::new(service).map_err(rule)?;
+                let service = names.service(service).map_err(rule)?;
                 let (instance, ttl, owner) = decode::<InstanceRow>(value)?.read(service).map_err(rule)?;
                 if instance.id().as_str() != id {
                     return Err(format!("its content belongs to {}", instance.id()));
                 }
-                Self::Instance(Namespace::new(namespace).map_err(rule)?, instance, ttl, owner)
+                Self::Instance(names.namespace(namespace).map_err(rule)?, instance, ttl, owner)
             }
             ["g", namespace, id] => {
                 let (owner, ttl) = decode::<GoneRow>(value)?.read().map_err(rule)?;
-                Self::Gone(Namespace::new(namespace).map_err(rule)?, InstanceId::stored(id), owner, ttl)
+                Self::Gone(names.namespace(namespace).map_err(rule)?, InstanceId::stored(id), owner, ttl)
             }
             ["t", namespace, consumer, producer] => Self::Dependency(
-                Namespace::new(namespace).map_err(rule)?,
+                names.namespace(namespace).map_err(rule)?,
                 ConsumerName::new(consumer).map_err(rule)?,
                 ConsumerName::new(producer).map_err(rule)?,
                 decode(value)?,

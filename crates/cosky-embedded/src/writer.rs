@@ -22,7 +22,8 @@ use crate::{
 const TICK: Duration = Duration::from_millis(250);
 /// Requests that share one commit at most.
 const BATCH: usize = 256;
-/// Instances that one commit removes at most because their beats stopped.
+/// Instances that one commit removes at most because their beats stopped, when nobody waits for it. A request is
+/// decided after everything that was dead before it is gone.
 const EXPIRIES: usize = 2500;
 
 /// What the writer is asked to do.
@@ -159,7 +160,7 @@ impl Writer {
 
     /// One transaction: what is due, then `requests`. True when there is more that is due.
     fn step(&mut self, mut requests: Vec<Box<dyn Request>>) -> bool {
-        let (own, keys) = self.due_effects();
+        let (own, keys) = self.due_effects(if requests.is_empty() { EXPIRIES } else { usize::MAX });
         if !own.is_empty() || !requests.is_empty() || self.disk.needs_repair() {
             let (outcome, committed) = self.disk.transact(&self.shared, |batch| {
                 // A storage failure is kept by the batch and ends it as a whole.
@@ -183,10 +184,10 @@ impl Writer {
     }
 
     /// Instances whose life is over and marks that are over: what that does to memory, and to which rows.
-    fn due_effects(&mut self) -> (Vec<Effect>, BTreeSet<Key>) {
+    fn due_effects(&mut self, limit: usize) -> (Vec<Effect>, BTreeSet<Key>) {
         let now = millis(self.shared.clock.now());
         let (mut effects, mut keys) = (Vec::new(), BTreeSet::new());
-        for slot in self.take_dead(now) {
+        for slot in self.take_dead(now, limit) {
             let (service, id) = (slot.instance.service().clone(), slot.instance.id().clone());
             keys.insert(Key::Instance(slot.namespace.clone(), service.clone(), id.clone()));
             effects.push(Effect::Remove(slot.namespace.clone(), service, id, InstanceOp::Expired));
@@ -202,11 +203,15 @@ impl Writer {
         (effects, keys)
     }
 
-    /// Takes what is due off the queue; what beats have moved on goes back.
-    fn take_dead(&mut self, now: u64) -> Vec<Arc<Slot>> {
-        let memory = self.shared.read();
+    /// Takes up to `limit` dead instances off the queue; what beats have moved on goes back.
+    fn take_dead(&mut self, now: u64, limit: usize) -> Vec<Arc<Slot>> {
+        if self.due.peek().is_none_or(|due| due.0.0 > now) {
+            return Vec::new();
+        }
+        // Under the write lock no beat can come between the decision and the mark.
+        let memory = self.shared.write();
         let (mut dead, mut later) = (Vec::new(), Vec::new());
-        while dead.len() < EXPIRIES
+        while dead.len() < limit
             && let Some(due) = self.due.peek_mut()
             && due.0.0 <= now
         {
