@@ -21,7 +21,7 @@ const TTL: Duration = Duration::from_secs(3);
 
 /// What the header of remaining life says.
 fn remaining(answer: &Answer) -> Option<Duration> {
-    answer.header("x-cosky-ttl-ms").map(|ms| Duration::from_millis(ms.parse().unwrap()))
+    answer.header("x-cosky-ttl-ms").map(|ms| Duration::from_millis(ms.parse().expect("milliseconds")))
 }
 
 async fn put(client: &mut Client, body: &str) -> Answer {

@@ -10,7 +10,7 @@ use support::{NS, Server, Setup, client::Answer, instance};
 const LIST: &str = "/v1/namespaces/%7Bt1%7D/services/order/instances";
 
 fn index(answer: &Answer) -> String {
-    answer.header("x-cosky-index").unwrap().to_owned()
+    answer.header("x-cosky-index").expect("every read has an index").to_owned()
 }
 
 /// Waits until so many polls wait.

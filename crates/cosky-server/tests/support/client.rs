@@ -190,13 +190,10 @@ impl Events {
     }
 
     /// The next event, which must be a `name`.
-    #[track_caller]
-    pub(crate) fn expect<'a>(&'a mut self, name: &'a str) -> impl Future<Output = Received> + 'a {
-        async move {
-            let event = self.next().await.expect("the stream goes on");
-            assert_eq!(event.name, name, "{event:?}");
-            event
-        }
+    pub(crate) async fn expect(&mut self, name: &str) -> Received {
+        let event = self.next().await.expect("the stream goes on");
+        assert_eq!(event.name, name, "{event:?}");
+        event
     }
 
     async fn event(&mut self) -> Option<Received> {

@@ -1,5 +1,6 @@
 //! A server with the embedded engine on a real socket, and a client that sends exactly the bytes it is told.
 #![expect(dead_code, reason = "each test binary uses a part of it")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 pub(crate) mod client;
 
