@@ -8,7 +8,10 @@ use anyhow::Context as _;
 use clap::Args;
 use cosky_core::{Store, account::ROOT};
 use cosky_embedded::{Embedded, Options};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::{
+    fs::Mode,
+    process::{Resource, Rlimit, getrlimit, setrlimit, umask},
+};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -37,6 +40,7 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<()> {
         return print(&settings.to_toml());
     }
     logging::start(&settings.log, settings.log_format)?;
+    keep_private();
     raise_file_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(run(settings))
@@ -87,6 +91,7 @@ pub(crate) fn reset_root(args: ResetRootArgs) -> anyhow::Result<()> {
     if !data_dir.is_dir() {
         return Err(usage(format!("there is no data directory {} (--data-dir)", data_dir.display())));
     }
+    keep_private();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
     runtime.block_on(async {
         let opened = Embedded::open(Options::new(&data_dir)).await;
@@ -165,6 +170,11 @@ fn shutdown() -> anyhow::Result<impl Future<Output = ()> + Send> {
     Ok(async move {
         let _ = begun.await;
     })
+}
+
+/// The data directory holds the key that signs logins: whatever is made from now on is for this user alone.
+fn keep_private() {
+    umask(Mode::RWXG | Mode::RWXO);
 }
 
 /// Every watcher holds a connection, and many systems give a process 1,024 files until it asks for more.
