@@ -8,6 +8,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use http::{StatusCode, request::Parts};
+use percent_encoding::percent_decode_str;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{ApiError, Caller};
@@ -56,6 +57,10 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Query<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        // axum would put U+FFFD in place of what is no UTF-8, and two names would fall together.
+        if percent_decode_str(parts.uri.query().unwrap_or_default()).decode_utf8().is_err() {
+            return Err(ApiError::invalid("query", "is not UTF-8 when it is percent-decoded"));
+        }
         match axum::extract::Query::from_request_parts(parts, state).await {
             Ok(axum::extract::Query(query)) => Ok(Self(query)),
             Err(rejection) => Err(query_refused(&rejection)),

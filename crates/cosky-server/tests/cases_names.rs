@@ -224,7 +224,12 @@ async fn c11_broken_text_is_refused_and_cannot_forge_a_log_line() {
         assert!([200, 400].contains(&answer.status), "{answer:?}");
         assert!(answer.status == 400 || answer.body.is_empty());
     }
+    for query in ["watch?service=%ff", "watch?consumer=%C0%AF", "services/app-a/lb?consumer=%ff"] {
+        client.get(&format!("{NS}/{query}")).await.refused(400, "invalid_argument", "query");
+    }
+    client.get(&format!("{NS}/watch?service=%00a")).await.refused(400, "invalid_argument", "serviceId");
     assert_eq!(everything(&mut client).await, before);
+    assert_eq!(client.get(&format!("{NS}/stat/topology")).await.value(), json!({}));
 
     // The two spellings of an accent are two names.
     for (id, decoded) in [("%C3%A9", "\u{e9}"), ("e%CC%81", "e\u{301}")] {

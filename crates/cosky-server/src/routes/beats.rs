@@ -39,7 +39,9 @@ fn is_json(headers: &HeaderMap) -> bool {
     essence.eq_ignore_ascii_case("application/json")
 }
 
-/// Renews one instance with its own TTL. A permanent instance is not changed by a beat.
+/// Beat for an instance
+///
+/// Renews it with its own TTL. A permanent instance is not changed by a beat.
 #[utoipa::path(
     put, path = "/v1/namespaces/{namespace}/services/{serviceId}/instances/{instanceId}/beat", tag = "instances",
     operation_id = "beat",
@@ -68,7 +70,9 @@ pub(super) async fn beat(State(state): State<AppState>, at: AtInstance) -> ApiRe
     }
 }
 
-/// Renews up to 1,000 instances, each with its own TTL. The ids in `unknown` are to be registered again, those in
+/// Beat for many instances
+///
+/// Renews up to 1,000, each with its own TTL. The ids in `unknown` are to be registered again, those in
 /// `gone` are to stop: somebody deregistered them.
 #[utoipa::path(
     post, path = "/v1/namespaces/{namespace}/beats", tag = "instances", operation_id = "beats",

@@ -18,8 +18,10 @@ use super::{
 };
 use crate::{ApiResult, AppState, extract::Query, metrics::Operation};
 
-/// A random instance among those in service, each as likely as its weight. One of weight 0, or whose metadata says
-/// another `instance_status` than `UP`, is never chosen.
+/// Choose an instance
+///
+/// At random among those in service, each as likely as its weight. One of weight 0, or whose metadata says another
+/// `instance_status` than `UP`, is never chosen.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/services/{serviceId}/lb", tag = "instances", operation_id = "choose",
     params(

@@ -44,8 +44,10 @@ pub(super) struct Owned {
     owner: Option<String>,
 }
 
-/// The live instances of a service, sorted by id; `[]` when it does not exist. With `wait` and `index` a long poll:
-/// answers when something changed after `index`, or after `wait` with the same index and the same instances.
+/// Instances of a service
+///
+/// Those that live, sorted by id; `[]` when the service does not exist. With `wait` and `index` a long poll, answered
+/// when something changed after `index`, or after `wait` with the same index and the same instances.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/services/{serviceId}/instances", tag = "instances",
     operation_id = "list_instances",
@@ -76,7 +78,7 @@ pub(super) async fn list(
     Ok((Seen::from(&read), JsonText(wire::instances(&read.value))).into_response())
 }
 
-/// One instance.
+/// An instance
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/services/{serviceId}/instances/{instanceId}", tag = "instances",
     operation_id = "get_instance",
@@ -113,8 +115,10 @@ pub(super) async fn one(
     Ok((seen, TtlMs(instance.life()), JsonText(body)).into_response())
 }
 
-/// Registers an instance, or registers it again with everything replaced. Its id is made of its parts, and it lives
-/// as long as its beats come: the server never beats for it.
+/// Register an instance
+///
+/// Or register it again, with everything replaced. Its id is made of its parts, and it lives as long as its beats come:
+/// the server never beats for it.
 #[utoipa::path(
     put, path = "/v1/namespaces/{namespace}/services/{serviceId}/instances", tag = "instances",
     operation_id = "register",
@@ -150,7 +154,9 @@ pub(super) async fn register(
     Ok((TtlMs(registered.life), owner, Json(true)).into_response())
 }
 
-/// Removes an instance. Beats of what was removed are answered 410 for two TTLs.
+/// Deregister an instance
+///
+/// Beats of what was removed are answered 410 for two TTLs.
 #[utoipa::path(
     delete, path = "/v1/namespaces/{namespace}/services/{serviceId}/instances/{instanceId}", tag = "instances",
     operation_id = "deregister",
@@ -177,7 +183,9 @@ pub(super) async fn deregister(
     counted(&state, Operation::Deregister, removed).map(Json)
 }
 
-/// Replaces an instance's metadata; `{}` clears it. Its life does not change.
+/// Replace an instance's metadata
+///
+/// `{}` clears it. Its life does not change.
 #[utoipa::path(
     put, path = "/v1/namespaces/{namespace}/services/{serviceId}/instances/{instanceId}/metadata",
     tag = "instances", operation_id = "set_metadata",
@@ -205,7 +213,9 @@ pub(super) async fn set_metadata(
     counted(&state, Operation::SetMetadata, set).map(Json)
 }
 
-/// Sets single entries of an instance's metadata, and removes those whose value is null, in one step.
+/// Change single entries of an instance's metadata
+///
+/// Sets those that have a text and removes those whose value is null, in one step.
 #[utoipa::path(
     patch, path = "/v1/namespaces/{namespace}/services/{serviceId}/instances/{instanceId}/metadata",
     tag = "instances", operation_id = "patch_metadata",

@@ -59,7 +59,9 @@ pub(crate) async fn list_system(store: &dyn Store) -> Result<(), Error> {
     Ok(())
 }
 
-/// The index of namespaces, sorted. A namespace may hold data without being listed.
+/// Namespaces
+///
+/// Sorted. A namespace may hold data without being listed.
 #[utoipa::path(
     get, path = "/v1/namespaces", tag = "namespaces", operation_id = "list_namespaces",
     responses((status = 200, description = "Names", body = Vec<String>), Refused)
@@ -68,7 +70,9 @@ pub(super) async fn list(State(state): State<AppState>) -> ApiResult<Json<Vec<Na
     counted(&state, Operation::Read, state.store.namespaces().await).map(Json)
 }
 
-/// The current namespace of this server process, as plain text.
+/// The current namespace
+///
+/// Of this server process, as plain text.
 #[utoipa::path(
     get, path = "/v1/namespaces/current", tag = "namespaces", operation_id = "current_namespace",
     responses((status = 200, description = "A name", body = String, content_type = "text/plain"), Refused)
@@ -78,7 +82,9 @@ pub(super) async fn current(State(state): State<AppState>) -> String {
     state.shared.current().to_string()
 }
 
-/// Makes a namespace the current one of this server process, until it stops, and lists it. Other servers keep theirs.
+/// Make a namespace the current one
+///
+/// Of this server process, until it stops; other servers keep theirs. The namespace is listed.
 #[utoipa::path(
     put, path = "/v1/namespaces/current/{namespace}", tag = "namespaces", operation_id = "set_current_namespace",
     params(("namespace" = String, Path, description = "The namespace")),
@@ -93,7 +99,7 @@ pub(super) async fn set_current(
     Ok(StatusCode::OK)
 }
 
-/// Lists a namespace.
+/// List a namespace
 #[utoipa::path(
     put, path = "/v1/namespaces/{namespace}", tag = "namespaces", operation_id = "add_namespace",
     params(("namespace" = String, Path, description = "The namespace; advised to hold a hash tag, as in `shop-{eu}`")),
@@ -106,7 +112,9 @@ pub(super) async fn add(
     counted(&state, Operation::AddNamespace, state.store.add_namespace(&namespace).await).map(Json)
 }
 
-/// Takes a namespace out of the index. Its data stays, unless `purge` is set.
+/// Unlist a namespace
+///
+/// Its data stays, unless `purge` is set.
 #[utoipa::path(
     delete, path = "/v1/namespaces/{namespace}", tag = "namespaces", operation_id = "remove_namespace",
     params(("namespace" = String, Path, description = "The namespace"), Removal),

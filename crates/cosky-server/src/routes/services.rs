@@ -10,7 +10,9 @@ use super::{
 };
 use crate::{ApiResult, AppState, extract::Json, metrics::Operation};
 
-/// The services of a namespace, sorted, those without instances included.
+/// Services
+///
+/// Sorted, those without instances included.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/services", tag = "services", operation_id = "list_services",
     params(("namespace" = String, Path, description = "The namespace")),
@@ -31,7 +33,9 @@ pub(super) async fn list(
     Ok((Seen::from(&read), Json(read.value)))
 }
 
-/// Live instances of each service, sorted.
+/// Live instances of each service
+///
+/// Sorted by service, those without instances included.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/services/stats", tag = "services", operation_id = "service_stats",
     params(("namespace" = String, Path, description = "The namespace")),
@@ -53,7 +57,9 @@ pub(super) async fn stats(
     Ok((seen, Json(read.value.into_iter().map(ServiceStatBody::from).collect::<Vec<_>>())))
 }
 
-/// Lists a service, with or without instances.
+/// List a service
+///
+/// With or without instances; a registration does it by itself.
 #[utoipa::path(
     put, path = "/v1/namespaces/{namespace}/services/{serviceId}", tag = "services", operation_id = "set_service",
     params(
@@ -69,7 +75,9 @@ pub(super) async fn set(
     counted(&state, Operation::SetService, state.store.set_service(&namespace, &service).await).map(Json)
 }
 
-/// Takes a service out of the list.
+/// Unlist a service
+///
+/// Refused by `false` while it has a live instance.
 #[utoipa::path(
     delete, path = "/v1/namespaces/{namespace}/services/{serviceId}", tag = "services",
     operation_id = "remove_service",

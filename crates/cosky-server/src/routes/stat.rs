@@ -8,7 +8,9 @@ use cosky_core::wire::StatBody;
 use super::{Refused, counted, place::InNamespace, read::Seen};
 use crate::{ApiResult, AppState, extract::Json, metrics::Operation};
 
-/// A namespace in numbers. Only live instances count, and only services with one are healthy.
+/// A namespace in numbers
+///
+/// Only live instances count, and only services with one are healthy.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/stat", tag = "stat", operation_id = "stat",
     params(("namespace" = String, Path, description = "The namespace")),
@@ -29,7 +31,9 @@ pub(super) async fn stat(
     Ok((Seen::from(&read), Json(StatBody::from(read.value))))
 }
 
-/// Producers by consumer, sorted: who looked for whom since the namespace exists.
+/// Who looks for whom
+///
+/// Producers by consumer, sorted, as reads with `?consumer=NAME` have told since the namespace exists.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/stat/topology", tag = "stat", operation_id = "topology",
     params(("namespace" = String, Path, description = "The namespace")),

@@ -19,7 +19,8 @@ const NO_BUFFERING: (HeaderName, &str) = (HeaderName::from_static("x-accel-buffe
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The events of a watch by name, for the description of the route.
-#[derive(utoipa::ToSchema)]
+#[derive(serde::Serialize, utoipa::ToSchema)]
+#[serde(untagged)]
 #[schema(as = WatchEvent)]
 #[expect(dead_code, reason = "describes events; cosky-core makes their text")]
 pub(super) enum EventBody {
@@ -66,7 +67,9 @@ impl Asked {
     }
 }
 
-/// Follows a namespace. First comes a `snapshot` of what is watched, unless `Last-Event-ID` or `index` lies among the
+/// Watch a namespace
+///
+/// Server-sent events. First comes a `snapshot` of what is watched, unless `Last-Event-ID` or `index` lies among the
 /// changes that this server remembers; then the changes after it. A comment line every 15 s. The stream ends cleanly
 /// after about half an hour, at the end of the credential, after a `state` event `draining` when the server stops, and
 /// when the watcher falls behind: ask again, with the last id, on any address.
@@ -74,14 +77,15 @@ impl Asked {
     get, path = "/v1/namespaces/{namespace}/watch", tag = "watch", operation_id = "watch",
     params(
         ("namespace" = String, Path, description = "The namespace"),
-        ("service" = Option<Vec<String>>, Query, description = "Services to watch, up to 1,000, whether they exist yet \
-            or not; the whole namespace without"),
+        ("service" = Option<Vec<String>>, Query, description = "Services to watch, whether they exist yet or not: up to \
+            1,000, as far as the address may be long; the whole namespace without"),
         ("index" = Option<String>, Query, description = "As `Last-Event-ID`, for clients that cannot set headers"),
         ("consumer" = Option<String>, Query, description = "Who asks, for the topology"),
         ("Last-Event-ID" = Option<String>, Header, description = "The `id` of the last event of an earlier stream")
     ),
     responses(
-        (status = 200, description = "Events `snapshot`, `instance`, `service` and `state`, each with an `id`",
+        (status = 200, description = "Events `snapshot`, `instance`, `service` and `state`; each has an `id`, the \
+            `state` of a server that drains excepted",
             body = EventBody, content_type = "text/event-stream"),
         Refused
     )
