@@ -5,7 +5,7 @@ use std::{
     fs::File,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use cosky_core::Error;
@@ -33,7 +33,8 @@ pub(crate) struct Disk {
     /// Absent after an I/O error: the library refuses everything from then on, so it is opened again.
     database: Option<Database>,
     reopen: Reopen,
-    last_attempt: Instant,
+    /// On the engine's clock.
+    last_attempt: Duration,
     /// Why it is not open, when it is not.
     failure: Option<Error>,
     /// Rows that a failed transaction touched: what the file says of them is not known.
@@ -55,11 +56,10 @@ impl Disk {
             return Err(OpenError::NewerFormat { found: found.unwrap_or_default(), known: FORMAT });
         }
         prove_writable(&database).map_err(|error| open::database(path, error))?;
-        let last_attempt = Instant::now();
         Ok(Self {
             database: Some(database),
             reopen,
-            last_attempt,
+            last_attempt: Duration::ZERO,
             failure: None,
             dirty: BTreeSet::new(),
             directory,
@@ -99,10 +99,10 @@ impl Disk {
     }
 
     /// Whether there is something to put right now, without anybody asking for it.
-    pub(crate) fn needs_repair(&self) -> bool {
+    pub(crate) fn needs_repair(&self, now: Duration) -> bool {
         match self.database {
             Some(_) => !self.dirty.is_empty(),
-            None => self.last_attempt.elapsed() >= REOPEN_PAUSE,
+            None => now.saturating_sub(self.last_attempt) >= REOPEN_PAUSE,
         }
     }
 
@@ -119,7 +119,8 @@ impl Disk {
         work: impl FnOnce(&mut Batch<'_>),
     ) -> (Outcome, Result<(), Error>) {
         let empty = || Outcome { effects: Vec::new(), touched: BTreeSet::new(), failure: None };
-        if let Err(error) = self.ensure_open() {
+        let now = shared.clock.now();
+        if let Err(error) = self.ensure_open(now) {
             return (empty(), Err(error));
         }
         let Some(database) = &self.database else {
@@ -128,7 +129,7 @@ impl Disk {
         let begun = database.begin_write().map_err(redb::Error::from);
         let transaction = match begun {
             Ok(transaction) => transaction,
-            Err(error) => return (empty(), Err(self.failed(BTreeSet::new(), &error, false))),
+            Err(error) => return (empty(), Err(self.failed(now, BTreeSet::new(), &error, false))),
         };
         let rows = transaction.open_table(ROWS).map_err(redb::Error::from);
         let run = |rows| {
@@ -140,11 +141,11 @@ impl Disk {
         };
         let outcome = match rows.map(run) {
             Ok(outcome) => outcome,
-            Err(error) => return (empty(), Err(self.failed(BTreeSet::new(), &error, false))),
+            Err(error) => return (empty(), Err(self.failed(now, BTreeSet::new(), &error, false))),
         };
         if let Some(failure) = outcome.failure.clone() {
             drop(transaction);
-            self.give_up(outcome.touched.clone(), &failure);
+            self.give_up(now, outcome.touched.clone(), &failure);
             return (outcome, Err(failure));
         }
         match transaction.commit() {
@@ -153,39 +154,45 @@ impl Disk {
                 (outcome, Ok(()))
             }
             Err(error) => {
-                let error = self.failed(outcome.touched.clone(), &error.into(), true);
+                let error = self.failed(now, outcome.touched.clone(), &error.into(), true);
                 (outcome, Err(error))
             }
         }
     }
 
-    fn failed(&mut self, touched: BTreeSet<Key>, error: &redb::Error, maybe_applied: bool) -> Error {
+    fn failed(
+        &mut self,
+        now: Duration,
+        touched: BTreeSet<Key>,
+        error: &redb::Error,
+        maybe_applied: bool,
+    ) -> Error {
         let failure = unavailable(error, maybe_applied);
-        self.give_up(touched, &failure);
+        self.give_up(now, touched, &failure);
         failure
     }
 
     /// Closes the file until the next attempt to open it.
-    fn give_up(&mut self, touched: BTreeSet<Key>, failure: &Error) {
+    fn give_up(&mut self, now: Duration, touched: BTreeSet<Key>, failure: &Error) {
         self.database = None;
-        self.last_attempt = Instant::now();
+        self.last_attempt = now;
         self.failure = Some(failure.clone());
         self.dirty.extend(touched);
     }
 
-    fn ensure_open(&mut self) -> Result<(), Error> {
+    fn ensure_open(&mut self, now: Duration) -> Result<(), Error> {
         if self.database.is_some() {
             return Ok(());
         }
         if let Some(failure) = &self.failure
-            && self.last_attempt.elapsed() < REOPEN_PAUSE
+            && now.saturating_sub(self.last_attempt) < REOPEN_PAUSE
         {
             return Err(Error::unavailable(failure.to_string()));
         }
         let opened = (self.reopen)().map_err(redb::Error::from);
         match opened.and_then(|database| prove_writable(&database).map(|()| database)) {
             Ok(database) => self.database = Some(database),
-            Err(error) => return Err(self.failed(BTreeSet::new(), &error, false)),
+            Err(error) => return Err(self.failed(now, BTreeSet::new(), &error, false)),
         }
         Ok(())
     }

@@ -161,7 +161,7 @@ impl Writer {
     /// One transaction: what is due, then `requests`. True when there is more that is due.
     fn step(&mut self, mut requests: Vec<Box<dyn Request>>) -> bool {
         let (own, keys) = self.due_effects(if requests.is_empty() { EXPIRIES } else { usize::MAX });
-        if !own.is_empty() || !requests.is_empty() || self.disk.needs_repair() {
+        if !own.is_empty() || !requests.is_empty() || self.disk.needs_repair(self.last_step) {
             let (outcome, committed) = self.disk.transact(&self.shared, |batch| {
                 // A storage failure is kept by the batch and ends it as a whole.
                 for key in &keys {

@@ -1,6 +1,7 @@
 //! What the tests of cosky share, as a development dependency only:
 //!
 //! * [`conformance`]: the cases that every engine must pass, whatever stands behind it;
+//! * [`faulty`]: engines that break one promise each, which those cases must reject;
 //! * [`ManualClock`]: time that moves when a test says so;
 //! * [`disk`]: a disk that fills up, fails and loses power;
 //! * [`process`]: the built `cosky` binary as a server that ends with the test.
@@ -11,6 +12,7 @@ mod clock;
 #[expect(clippy::unwrap_used, reason = "a case fails by panicking, like the test that runs it")]
 pub mod conformance;
 pub mod disk;
+pub mod faulty;
 pub mod process;
 
 pub use clock::ManualClock;

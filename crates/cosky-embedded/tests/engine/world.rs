@@ -13,19 +13,26 @@ const WATCHER_QUEUE: usize = 512;
 pub(crate) struct Memory {
     pub(crate) engine: Arc<Embedded>,
     pub(crate) clock: ManualClock,
+    patience: Duration,
 }
 
 impl Memory {
     pub(crate) async fn new() -> Self {
         let clock = ManualClock::new();
         let engine = open(&Disk::new(), &clock).await.expect("an empty disk can be opened");
-        Self { engine: Arc::new(engine), clock }
+        Self { engine: Arc::new(engine), clock, patience: Duration::from_secs(20) }
+    }
+
+    /// Gives up early what never comes, where that is what is expected.
+    pub(crate) async fn impatient() -> Self {
+        Self { patience: Duration::from_millis(500), ..Self::new().await }
     }
 }
 
 /// Opens what is on `disk`.
 pub(crate) async fn open(disk: &Disk, clock: &ManualClock) -> Result<Embedded, OpenError> {
-    let limits = Limits { watcher_queue: WATCHER_QUEUE, ring: WATCHER_QUEUE, ..Limits::default() };
+    let limits =
+        Limits { watcher_queue: WATCHER_QUEUE, ring: WATCHER_QUEUE, api_tokens: 300, ..Limits::default() };
     // A clock that a test moves on jumps, but the process was not stopped.
     let stall_limit = Duration::MAX;
     let options = Options { limits, stall_limit, clock: Arc::new(clock.clone()), ..Options::new("unused") };
@@ -57,5 +64,9 @@ impl World for Memory {
     async fn pass(&self, time: Duration) {
         self.clock.advance(time);
         self.engine.run_due().await;
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
     }
 }

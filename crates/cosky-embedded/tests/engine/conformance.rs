@@ -1,8 +1,6 @@
 //! The embedded engine passes the cases that every engine must pass.
 
-mod common;
-
-use common::Memory;
+use crate::world::Memory;
 
 cosky_testkit::registry_tests!(Memory::new().await);
 cosky_testkit::store_tests!(Memory::new().await);

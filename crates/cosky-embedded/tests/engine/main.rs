@@ -1,0 +1,5 @@
+//! Tests of the embedded engine as those who use it see it.
+
+mod conformance;
+mod faulty;
+mod world;
