@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use axum::{Router, middleware::from_fn_with_state};
-use cosky_core::{Error, Store};
+use cosky_core::{Accounts, Error, Store};
 use prometheus_client::registry::Registry;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -70,7 +70,7 @@ pub async fn app_with(
     let metrics = Arc::new(Metrics::register(&mut registry));
     Metrics::register_store(&mut registry, Arc::clone(&store));
     let state = AppState {
-        auth: Arc::new(Auth::open(Arc::clone(&store), &config).await?),
+        auth: Arc::new(Auth::open(Arc::clone(&store) as Arc<dyn Accounts>, &config).await?),
         streams: Streams::new(config.stream_age, &config.limits),
         registry: Arc::new(registry),
         shared: Arc::default(),

@@ -255,3 +255,56 @@ fn is_timeout(error: &hyper::Error) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
     source.is_some_and(|source| source.kind() == io::ErrorKind::TimedOut)
 }
+
+#[cfg(test)]
+mod tests {
+    use cosky_embedded::{Embedded, Options};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn get(address: std::net::SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn metrics_are_open_at_their_own_address_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let store: Arc<dyn Store> = Arc::new(Embedded::open(Options::new(dir.path())).await.unwrap());
+        let bind = || TcpListener::bind("127.0.0.1:0");
+        let (main, metrics) = (bind().await.unwrap(), bind().await.unwrap());
+        let (main_at, metrics_at) = (main.local_addr().unwrap(), metrics.local_addr().unwrap());
+        let config = Config {
+            metrics_listen: Some(metrics_at),
+            root_password: Some("eight888".into()),
+            ..Config::default()
+        };
+        let (router, state) = app_with(config, store, Router::new()).await.unwrap();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone().cancelled_owned();
+        let served = async { run(&state, router, main, Some(metrics), stopped).await };
+        let asked = async {
+            let text = get(metrics_at, "/metrics").await;
+            assert!(text.starts_with("HTTP/1.1 200 ") && text.contains("cosky_connections"), "{text}");
+            assert!(get(metrics_at, "/livez").await.starts_with("HTTP/1.1 404 "));
+            assert!(get(metrics_at, "/v1/namespaces").await.starts_with("HTTP/1.1 404 "));
+            assert!(get(main_at, "/metrics").await.starts_with("HTTP/1.1 401 "));
+            assert!(get(main_at, "/livez").await.starts_with("HTTP/1.1 200 "));
+            stop.cancel();
+        };
+        tokio::join!(served, asked);
+    }
+
+    #[test]
+    fn an_error_of_the_peer_is_no_reason_to_rest() {
+        let of_the_peer = |code| is_of_the_peer(&io::Error::from_raw_os_error(code));
+        let (conn_aborted, too_many_files, too_many_files_in_all) = (103, 24, 23);
+        assert!(of_the_peer(conn_aborted));
+        assert!(!of_the_peer(too_many_files) && !of_the_peer(too_many_files_in_all));
+    }
+}

@@ -12,13 +12,14 @@ pub(crate) mod tokens;
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError, RwLock},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use cosky_core::{
-    Error, Store, UserName,
+    Accounts, Error, UserName,
     account::{ApiToken, ROOT},
 };
+use tokio::time::Instant;
 
 use self::{
     jwt::{Keys, Refusal, unix_now},
@@ -42,7 +43,7 @@ const REMEMBERED: usize = 1_024;
 
 /// What the auth layer knows.
 pub(crate) struct Auth {
-    store: Arc<dyn Store>,
+    accounts: Arc<dyn Accounts>,
     /// Without authentication every request acts as this user.
     everybody: Option<UserName>,
     keys: Keys,
@@ -66,13 +67,13 @@ impl Auth {
     ///
     /// # Errors
     /// What the store says.
-    pub(crate) async fn open(store: Arc<dyn Store>, config: &Config) -> Result<Self, Error> {
-        let secret = store.signing_key(&secret::random_bytes::<{ jwt::KEY_BYTES }>()).await?;
+    pub(crate) async fn open(accounts: Arc<dyn Accounts>, config: &Config) -> Result<Self, Error> {
+        let secret = accounts.signing_key(&secret::random_bytes::<{ jwt::KEY_BYTES }>()).await?;
         let keys = Keys::new(&secret, config.access_token_ttl, config.refresh_token_ttl)?;
-        let snapshot = Snapshot::take(store.as_ref()).await?;
+        let snapshot = Snapshot::take(accounts.as_ref()).await?;
         let everybody = if config.auth { None } else { Some(root_name()) };
         Ok(Self {
-            store,
+            accounts,
             everybody,
             keys,
             passwords: Passwords::new(),
@@ -135,7 +136,7 @@ impl Auth {
     /// The generation of `user`'s account; `None` when there is no such user.
     async fn generation(&self, user: &UserName) -> Result<Option<u64>, ApiError> {
         let known = || self.generations.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.store.account(user).await {
+        match self.accounts.account(user).await {
             Ok(Some(account)) => {
                 let mut known = known();
                 if known.len() < REMEMBERED || known.contains_key(user) {
@@ -175,7 +176,7 @@ impl Auth {
         if age < RENEW_AFTER || (failed_at.is_some_and(|at| at.elapsed() < RETRY) && age < LAST_KNOWN) {
             return Ok(present);
         }
-        match Snapshot::take(self.store.as_ref()).await {
+        match Snapshot::take(self.accounts.as_ref()).await {
             Ok(snapshot) => {
                 *failed_at = None;
                 Ok(self.replace(snapshot))
@@ -190,7 +191,7 @@ impl Auth {
     /// Makes a change of this server's own count at once. `revoked` counts even when the store cannot be read.
     async fn tokens_changed(&self, revoked: Option<&str>) {
         let mut failed_at = self.renewal.lock().await;
-        match Snapshot::take(self.store.as_ref()).await {
+        match Snapshot::take(self.accounts.as_ref()).await {
             Ok(snapshot) => {
                 *failed_at = None;
                 self.replace(snapshot);
@@ -216,10 +217,10 @@ impl Auth {
 }
 
 impl Snapshot {
-    async fn take(store: &dyn Store) -> Result<Self, Error> {
+    async fn take(accounts: &dyn Accounts) -> Result<Self, Error> {
         // The age counts from before the question: what the answer misses is at most that old.
         let taken = Instant::now();
-        let tokens = store.api_tokens().await?;
+        let tokens = accounts.api_tokens().await?;
         let tokens = tokens.into_iter().map(|token| (token.digest, token)).collect();
         Ok(Self { taken, tokens, verified: RwLock::default() })
     }
@@ -246,4 +247,191 @@ fn invalid() -> ApiError {
 
 fn root_name() -> UserName {
     UserName::new(ROOT).expect("the constant is a valid name")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use async_trait::async_trait;
+    use cosky_core::{
+        Result, Store,
+        account::{Account, LoginAttempt},
+        wire::TokenPair,
+    };
+    use cosky_embedded::{Embedded, Options};
+
+    use super::*;
+
+    /// A store whose connection can be cut.
+    struct Distant {
+        store: Arc<dyn Store>,
+        away: AtomicBool,
+    }
+
+    impl Distant {
+        fn reach(&self) -> Result<&dyn Store> {
+            if self.away.load(Ordering::Relaxed) {
+                return Err(Error::unavailable("the store is away"));
+            }
+            Ok(self.store.as_ref())
+        }
+    }
+
+    #[async_trait]
+    impl Accounts for Distant {
+        async fn account(&self, user: &UserName) -> Result<Option<Account>> {
+            self.reach()?.account(user).await
+        }
+
+        async fn add_account(&self, user: &UserName, password_hash: &str) -> Result<bool> {
+            self.reach()?.add_account(user, password_hash).await
+        }
+
+        async fn set_password(&self, user: &UserName, password_hash: &str) -> Result<bool> {
+            self.reach()?.set_password(user, password_hash).await
+        }
+
+        async fn signing_key(&self, candidate: &[u8]) -> Result<Vec<u8>> {
+            self.reach()?.signing_key(candidate).await
+        }
+
+        async fn login_attempt(&self, user: &UserName) -> Result<LoginAttempt> {
+            self.reach()?.login_attempt(user).await
+        }
+
+        async fn login_succeeded(&self, user: &UserName) -> Result<()> {
+            self.reach()?.login_succeeded(user).await
+        }
+
+        async fn use_refresh_token(&self, token_id: &str, expires_at: u64) -> Result<bool> {
+            self.reach()?.use_refresh_token(token_id, expires_at).await
+        }
+
+        async fn api_tokens(&self) -> Result<Vec<ApiToken>> {
+            self.reach()?.api_tokens().await
+        }
+
+        async fn add_api_token(&self, token: &ApiToken) -> Result<()> {
+            self.reach()?.add_api_token(token).await
+        }
+
+        async fn remove_api_token(&self, id: &str) -> Result<bool> {
+            self.reach()?.remove_api_token(id).await
+        }
+    }
+
+    struct Fixture {
+        auth: Auth,
+        store: Arc<dyn Store>,
+        distant: Arc<Distant>,
+        generation: u64,
+        pair: TokenPair,
+        secret: String,
+        _dir: tempfile::TempDir,
+    }
+
+    impl Fixture {
+        async fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let store: Arc<dyn Store> = Arc::new(Embedded::open(Options::new(dir.path())).await.unwrap());
+            root::ensure_root(&store, Some("eight888")).await.unwrap();
+            let secret = secret::api_token();
+            let token = ApiToken {
+                id: "1".into(),
+                name: "ci".into(),
+                user: root_name(),
+                digest: secret::digest(&secret),
+                created_at: 0,
+                expires_at: None,
+            };
+            store.add_api_token(&token).await.unwrap();
+            let distant = Arc::new(Distant { store: Arc::clone(&store), away: AtomicBool::new(false) });
+            let auth = Auth::open(distant.clone(), &Config::default()).await.unwrap();
+            let generation = store.account(&root_name()).await.unwrap().unwrap().generation;
+            let pair = auth.keys.issue(&root_name(), generation);
+            Self { auth, store, distant, generation, pair, secret, _dir: dir }
+        }
+
+        fn cut(&self) {
+            self.distant.away.store(true, Ordering::Relaxed);
+        }
+
+        async fn status(&self, credential: &str) -> u16 {
+            self.auth.caller(Some(credential)).await.map_or_else(|e| e.status().as_u16(), |_| 200)
+        }
+
+        /// Of the access token and of the API token.
+        async fn statuses(&self) -> [u16; 2] {
+            [self.status(&self.pair.access_token).await, self.status(&self.secret).await]
+        }
+    }
+
+    /// A store that is away for a moment must not cost a registration.
+    #[tokio::test]
+    async fn the_last_known_rights_count_a_quarter_of_an_hour() {
+        let fixture = Fixture::new().await;
+        assert_eq!(fixture.statuses().await, [200, 200]);
+        fixture.cut();
+        tokio::time::pause();
+        for minutes in [1, 7, 6] {
+            tokio::time::advance(Duration::from_secs(60 * minutes)).await;
+            assert_eq!(fixture.statuses().await, [200, 200]);
+            let unseen = fixture.auth.keys.issue(&root_name(), fixture.generation).access_token;
+            assert_eq!(fixture.status(&unseen).await, 200, "its user is known");
+            let other = fixture.auth.keys.issue(&root_name(), fixture.generation + 1).access_token;
+            assert_eq!(fixture.status(&other).await, 401);
+            assert_eq!(fixture.status("cosky_unknown").await, 401);
+        }
+        tokio::time::advance(Duration::from_secs(62)).await;
+        assert_eq!(fixture.statuses().await, [503, 503]);
+        fixture.distant.away.store(false, Ordering::Relaxed);
+        tokio::time::advance(RETRY).await;
+        assert_eq!(fixture.statuses().await, [200, 200]);
+    }
+
+    #[tokio::test]
+    async fn what_was_verified_is_not_verified_for_ever() {
+        let fixture = Fixture::new().await;
+        assert_eq!(fixture.statuses().await, [200, 200]);
+        assert_eq!(fixture.auth.present().verified.read().unwrap().len(), 2);
+        root::reset_root(&fixture.store).await.unwrap();
+        fixture.store.remove_api_token("1").await.unwrap();
+        tokio::time::pause();
+        tokio::time::advance(FRESH).await;
+        assert_eq!(fixture.statuses().await, [401, 401]);
+    }
+
+    #[tokio::test]
+    async fn one_request_renews_and_the_others_do_not_wait_for_it() {
+        let fixture = Fixture::new().await;
+        tokio::time::pause();
+        tokio::time::advance(RENEW_AFTER).await;
+        let renewing = fixture.auth.renewal.lock().await;
+        assert_eq!(fixture.statuses().await, [200, 200]);
+        drop(renewing);
+        let before = fixture.auth.present().taken;
+        assert_eq!(fixture.statuses().await, [200, 200]);
+        assert!(fixture.auth.present().taken > before);
+    }
+
+    #[tokio::test]
+    async fn a_revocation_counts_although_the_store_fails_right_after_it() {
+        let fixture = Fixture::new().await;
+        assert_eq!(fixture.statuses().await, [200, 200]);
+        fixture.store.remove_api_token("1").await.unwrap();
+        fixture.cut();
+        fixture.auth.tokens_changed(Some("1")).await;
+        assert_eq!(fixture.statuses().await, [200, 401]);
+    }
+
+    #[tokio::test]
+    async fn what_is_remembered_is_bounded() {
+        let fixture = Fixture::new().await;
+        for _ in 0..=VERIFIED {
+            let token = fixture.auth.keys.issue(&root_name(), 0).access_token;
+            fixture.auth.present().remember(&token, Caller { user: root_name(), expires_at: None });
+        }
+        assert_eq!(fixture.auth.present().verified.read().unwrap().len(), VERIFIED);
+    }
 }

@@ -1,5 +1,7 @@
 //! Password hashes: argon2id, two at once, because each takes 19 MiB and tens of milliseconds.
 
+use std::sync::Arc;
+
 use argon2::{
     Argon2,
     password_hash::{PasswordHasher, PasswordVerifier, phc::PasswordHash},
@@ -20,13 +22,13 @@ const NOBODY: &str =
 
 /// Guards the processor and the memory against many logins at once.
 pub(crate) struct Passwords {
-    places: Semaphore,
-    at_once: Semaphore,
+    places: Arc<Semaphore>,
+    at_once: Arc<Semaphore>,
 }
 
 impl Passwords {
     pub(crate) fn new() -> Self {
-        Self { places: Semaphore::new(PLACES), at_once: Semaphore::new(AT_ONCE) }
+        Self { places: Arc::new(Semaphore::new(PLACES)), at_once: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// Whether `password` belongs to `stored`; false, after the same time, when nothing is stored. Dropping the future
@@ -36,11 +38,15 @@ impl Passwords {
     /// 429 when too many wait, 500 when `stored` is no hash.
     pub(crate) async fn verify(&self, password: String, stored: Option<String>) -> Result<bool, ApiError> {
         let full = "too many logins at once; try again";
-        let _place = self.places.try_acquire().map_err(|_| ApiError::limit_reached(full))?;
-        let _turn = self.at_once.acquire().await.expect("the semaphore is never closed");
-        let exists = stored.is_some();
-        let matches = in_background(move || matches(&password, stored.as_deref().unwrap_or(NOBODY))).await?;
-        Ok(matches && exists)
+        let place =
+            Arc::clone(&self.places).try_acquire_owned().map_err(|_| ApiError::limit_reached(full))?;
+        let turn = Arc::clone(&self.at_once).acquire_owned().await.expect("the semaphore is never closed");
+        let right = in_background(move || {
+            // Held to the end of the work, which goes on when the client has gone.
+            let _held = (place, turn);
+            Ok(matches(&password, stored.as_deref().unwrap_or(NOBODY))? && stored.is_some())
+        });
+        Ok(right.await?)
     }
 }
 
@@ -73,6 +79,8 @@ async fn in_background<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test]
@@ -87,6 +95,23 @@ mod tests {
         assert!(!verify("correct horse", None).await.unwrap());
         let no_hash = String::from("no hash");
         assert_eq!(verify("x", Some(&no_hash)).await.unwrap_err().status(), 500);
+    }
+
+    #[tokio::test]
+    async fn clients_that_go_away_do_not_make_room_for_more() {
+        let passwords = Passwords::new();
+        let stored = hash("x").await.unwrap();
+        for _ in 0..2 {
+            let verify = passwords.verify("x".into(), Some(stored.clone()));
+            assert!(tokio::time::timeout(Duration::ZERO, verify).await.is_err(), "it has just begun");
+        }
+        assert_eq!(passwords.at_once.available_permits(), 0);
+        let third = passwords.verify("x".into(), Some(stored.clone()));
+        assert!(third.await.unwrap(), "waits for its turn");
+        let waiting: Vec<_> =
+            (0..PLACES).map(|_| Arc::clone(&passwords.places).try_acquire_owned()).collect();
+        let answer = passwords.verify("x".into(), Some(stored)).await;
+        assert_eq!(answer.unwrap_err().status(), 429, "{} wait", waiting.len());
     }
 
     #[test]
