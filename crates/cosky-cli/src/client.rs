@@ -33,9 +33,7 @@ pub(crate) struct AddressArgs {
 pub(crate) struct ServerArgs {
     #[command(flatten)]
     address: AddressArgs,
-    /// File that holds a token, read again when it changes [env: COSKY_TOKEN_FILE=]
-    ///
-    /// Without it: COSKY_TOKEN, COSKY_TOKEN_FILE, COSKY_USER with COSKY_PASSWORD_FILE, what `cosky login` left.
+    /// File that holds a token, read again when it changes [env: COSKY_TOKEN_FILE]
     #[arg(long, value_name = "FILE", global = true)]
     token_file: Option<PathBuf>,
 }

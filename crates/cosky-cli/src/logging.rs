@@ -7,12 +7,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::exit::usage;
 
-/// The form of a log line.
+/// The form of a log line: readable, or a JSON object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// A readable line
     Text,
-    /// A JSON object a line
     Json,
 }
 

@@ -26,7 +26,9 @@ use clap_complete::Shell;
 #[derive(Debug, Parser)]
 #[command(name = "cosky", version, arg_required_else_help = true, disable_help_subcommand = true)]
 #[command(after_help = "Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 conflict, 5 unreachable.\n\
-    Ids that begin with a dash follow after --.")]
+    Ids that begin with a dash follow after --.\n\
+    Who asks: --token-file, or one of COSKY_TOKEN, COSKY_TOKEN_FILE and COSKY_USER with COSKY_PASSWORD_FILE, \
+    or what `cosky login` left.")]
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
@@ -63,9 +65,12 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // There is nobody to tell when this fails.
-            let _ = error.print();
-            return ExitCode::from(if error.use_stderr() { exit::USAGE } else { 0 });
+            let printed = error.print();
+            return match printed {
+                _ if error.use_stderr() => ExitCode::from(exit::USAGE),
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => exit::report(&output::unwritten(error)),
+            };
         }
     };
     match run(cli.verb) {

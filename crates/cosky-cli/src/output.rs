@@ -11,12 +11,10 @@ use serde::Serialize;
 
 use crate::exit::ReaderGone;
 
-/// The form of what a verb prints.
+/// The form of what a verb prints: columns for people, or JSON for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// Columns for people
     Table,
-    /// JSON for programs
     Json,
 }
 
@@ -26,10 +24,14 @@ pub(crate) enum Format {
 /// [`ReaderGone`] when the other end of the pipe is closed; the error of the write otherwise.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(ReaderGone.into()),
-        Err(error) => Err(anyhow::Error::new(error).context("cannot write to standard output")),
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(unwritten)
+}
+
+/// What it means that standard output did not take something.
+pub(crate) fn unwritten(error: io::Error) -> anyhow::Error {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => ReaderGone.into(),
+        _ => anyhow::Error::new(error).context("cannot write to standard output"),
     }
 }
 

@@ -10,7 +10,10 @@ use std::{
 use anyhow::Context as _;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use tokio::sync::oneshot;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
 
 use crate::exit::usage;
 
@@ -70,13 +73,15 @@ fn first_line(source: impl Read) -> anyhow::Result<String> {
 async fn ask(user: &str) -> anyhow::Result<String> {
     let mut terminal = OpenOptions::new().read(true).write(true).open("/dev/tty")?;
     let source = terminal.try_clone()?;
+    // Before the terminal falls silent: from then on an interrupt has something to undo.
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let _quiet = Quiet::new(terminal.try_clone()?)?;
     write!(terminal, "Password of {user}: ")?;
     let (typed, line) = oneshot::channel();
     thread::spawn(move || typed.send(first_line(source)));
     let line = tokio::select! {
         line = line => line.unwrap_or_else(|_| Err(anyhow::anyhow!("nothing was read"))),
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+        _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
     };
     writeln!(terminal)?;
     line

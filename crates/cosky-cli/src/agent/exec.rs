@@ -80,8 +80,12 @@ pub(crate) fn find(command: &OsStr) -> Result<(), ExitCode> {
     if files.iter().any(|file| access(*file, Access::EXEC_OK).is_ok()) {
         return Ok(());
     }
-    let error = if files.is_empty() { io::ErrorKind::NotFound } else { io::ErrorKind::PermissionDenied };
-    Err(refusal(command, &error.into()))
+    let error = if files.is_empty() {
+        io::Error::new(io::ErrorKind::NotFound, "there is no such command")
+    } else {
+        io::Error::new(io::ErrorKind::PermissionDenied, "it is not executable")
+    };
+    Err(refusal(command, &error))
 }
 
 fn refusal(command: &OsStr, error: &io::Error) -> ExitCode {

@@ -31,11 +31,10 @@ use crate::{
 
 /// Run a command as an instance of a service: it is registered while it runs and dies with the agent
 #[derive(Debug, Args)]
-#[command(
-    after_help = "The command finds its port in $PORT. SIGTERM, SIGINT and SIGQUIT deregister and are then passed \
-    on, SIGHUP, SIGUSR1 and SIGUSR2 are passed on; they reach the command itself, so begin a shell line with exec. \
-    The agent ends with the command's exit code, or 128 + the signal that ended it."
-)]
+#[command(after_help = "The command finds its port in $PORT.\n\
+    SIGTERM, SIGINT and SIGQUIT: the instance is deregistered, then the signal is passed on.\n\
+    SIGHUP, SIGUSR1 and SIGUSR2 are passed on. Signals reach the command itself: begin a shell line with exec.\n\
+    The agent ends with the command's exit code, or 128 + the signal that ended it.")]
 pub(crate) struct AgentArgs {
     #[command(flatten)]
     server: ServerArgs,

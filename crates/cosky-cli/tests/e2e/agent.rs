@@ -1,10 +1,12 @@
 //! `cosky agent`: the way into the registry for a program in any language.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::ExitStatus,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -12,7 +14,7 @@ use cosky::{Cosky, LiveView};
 use cosky_testkit::process::CoskyServer;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
-use tokio::{io::AsyncReadExt as _, process::Child};
+use tokio::{io::AsyncReadExt as _, net::TcpStream, process::Child};
 
 use crate::user::{PATIENCE, User, server};
 
@@ -100,7 +102,7 @@ async fn holds(view: &mut LiveView, count: usize) {
 /// The issue's "real input", in all its ways: seen by the command line, by curl and by a Rust program; gone after a
 /// kill within TTL + 1 s with nobody reading, the command dead; gone before the agent exits after a SIGTERM.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_web_server_is_found_while_it_runs_and_leaves_when_it_dies() {
+async fn c28_a_web_server_is_found_while_it_runs_and_leaves_when_it_dies() {
     let server = server().start().await;
     let user = User::root(&server).await;
     let token = server.token().await;
@@ -152,7 +154,9 @@ async fn a_web_server_is_found_while_it_runs_and_leaves_when_it_dies() {
     assert!(event.0 <= promised, "{:?}", event.0);
     assert!(event.1.contains("web@http#127.0.0.1#"), "{}", event.1);
     assert!(is_dead(child), "the command outlived the agent");
+    assert!(view.choose().is_err());
     assert_eq!(user.json("service", &["stats"]).await[0]["instanceCount"], 0);
+    assert_eq!(user.json("ns", &["get", "cosky-{default}"]).await["instances"], 0);
 
     std::fs::remove_file(&pid_file).unwrap();
     let mut agent = Agent::start(&user, &options, &["sh", "-c", &command]);
@@ -405,4 +409,95 @@ async fn an_agent_lives_longer_than_its_login() {
     agent.signal(Signal::TERM);
     assert_eq!(agent.wait().await.code(), Some(143));
     holds(&mut view, 0).await;
+}
+
+/// A web server that, told to stop, serves for another second: what an application's drain looks like.
+const DRAINING: &str = "
+import http.server, os, signal, sys, threading
+address = (sys.argv[1], int(os.environ['PORT']))
+server = http.server.ThreadingHTTPServer(address, http.server.SimpleHTTPRequestHandler)
+signal.signal(signal.SIGTERM, lambda *_: threading.Timer(1, lambda: os._exit(0)).start())
+server.serve_forever()
+";
+
+/// Five instances are replaced one by one by five at new addresses, half of the old ones ended, half of them killed. A
+/// client chooses and connects all the while.
+#[tokio::test(flavor = "multi_thread")]
+async fn c32_a_rolling_update_to_new_addresses_fails_nobody_but_for_a_crash() {
+    let server = server().start().await;
+    let user = User::root(&server).await;
+    let start = |host: &str| {
+        let options = ["--service", "web", "--port", "0", "--ttl", "3s", "--host", host];
+        Agent::start(&user, &options, &["python3", "-c", DRAINING, host])
+    };
+    let mut old: Vec<(String, Agent)> =
+        (2..=6).map(|n| format!("127.0.0.{n}")).map(|host| (host.clone(), start(&host))).collect();
+    let (_cosky, mut view) = view(&server, "web").await;
+    holds(&mut view, 5).await;
+
+    // Who was connected to, when it was chosen, and whether it worked.
+    let attempts = Arc::new(Mutex::new(Vec::<(String, Instant, bool)>::new()));
+    let client = tokio::spawn({
+        let (attempts, mut reader) = (attempts.clone(), view.reader());
+        async move {
+            let mut tick = tokio::time::interval(Duration::from_millis(10));
+            loop {
+                tick.tick().await;
+                let at = Instant::now();
+                let chosen = reader.choose().expect("there is always one to choose").clone();
+                let host = chosen.host().as_str().to_owned();
+                let port = u16::try_from(chosen.port().get()).unwrap();
+                let connected = TcpStream::connect((host.as_str(), port)).await.is_ok();
+                attempts.lock().unwrap().push((host, at, connected));
+            }
+        }
+    });
+    // Registered at once, an instance may be found a moment before it listens.
+    let serves = async |host: &str| {
+        let served = async || {
+            let attempts = attempts.lock().unwrap();
+            attempts.iter().any(|(to, _, connected)| to == host && *connected).then_some(())
+        };
+        until("the instance serves", served).await;
+    };
+    for (host, _) in &old {
+        serves(host).await;
+    }
+    let mut new = Vec::new();
+    let mut killed = BTreeMap::new();
+    for (n, (host, mut agent)) in old.drain(..).enumerate() {
+        let successor = format!("127.0.0.{}", 12 + n);
+        new.push((successor.clone(), start(&successor)));
+        serves(&successor).await;
+        if n % 2 == 0 {
+            agent.signal(Signal::TERM);
+            assert_eq!(agent.wait().await.code(), Some(0), "{host}");
+        } else {
+            killed.insert(host, Instant::now());
+            agent.signal(Signal::KILL);
+            agent.wait().await;
+        }
+    }
+    holds(&mut view, 5).await;
+    client.abort();
+    assert!(client.await.is_err_and(|end| end.is_cancelled()), "the client had always somebody to choose");
+
+    let found: BTreeSet<String> = view.snapshot().iter().map(|one| one.host().as_str().to_owned()).collect();
+    assert_eq!(found, new.iter().map(|(host, _)| host.clone()).collect(), "the new addresses and no other");
+    let mut up = BTreeSet::new();
+    for (host, at, connected) in attempts.lock().unwrap().iter() {
+        if *connected {
+            up.insert(host.clone());
+        } else if up.contains(host) {
+            let since = killed.get(host).map(|killed| at.saturating_duration_since(*killed));
+            assert!(
+                since.is_some_and(|since| since <= Duration::from_secs(4)),
+                "{host} failed, killed {since:?} ago"
+            );
+        }
+    }
+    for (_, agent) in &mut new {
+        agent.signal(Signal::TERM);
+        agent.wait().await;
+    }
 }

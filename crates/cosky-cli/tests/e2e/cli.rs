@@ -5,7 +5,7 @@ use std::process::Stdio;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 
-use crate::user::{PATIENCE, Said, User, finish, server};
+use crate::user::{COSKY, PATIENCE, Said, User, finish, server};
 
 /// An address that refuses connections: port 1 of the loopback interface belongs to nobody here.
 const NOBODY: &str = "http://127.0.0.1:1";
@@ -340,14 +340,18 @@ async fn c111_no_secret_is_in_the_arguments_or_shown_in_the_log() {
 async fn c111_a_closed_pipe_ends_the_program_without_a_word() {
     let server = server().start().await;
     let root = User::root(&server).await;
-    for verb in [&["completions", "bash"][..], &["ns", "list"], &["ns", "list", "-o", "json"], &["version"]] {
+    for verb in [&["completions", "bash"][..], &["ns", "list"], &["ns", "list", "-o", "json"], &["--help"]] {
         let said = unread(&root, verb).await;
         assert_eq!(said.code, Some(141), "{verb:?}: {said:?}");
         assert_eq!(said.err, "", "{verb:?}");
     }
-    // clap itself prints help; it may end well or not, but not with a panic.
-    let said = unread(&root, &["--help"]).await;
-    assert!(!said.err.contains("panicked"), "{said:?}");
+
+    // A full disk is another matter: that is said.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let child = root.command(["ns", "list"]).stdout(full).spawn().unwrap();
+    let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await.expect("it ends").unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stderr).unwrap().contains("standard output"));
 
     // A watch has nothing to print for hours, and ends all the same when its reader goes.
     let mut watch = root.command(["watch"]).spawn().unwrap();
@@ -391,4 +395,47 @@ async fn a_watch_prints_a_line_for_each_change() {
     let gone = next().await;
     assert_eq!((&gone["data"]["op"], &gone["data"]["instance"]), (&json!("deregister"), &json!(null)));
     watch.kill().await.unwrap();
+}
+
+/// Runs `cosky login` at a terminal of its own and types `keys` at the prompt. Prints what the terminal showed, the exit
+/// code, and whether the terminal echoes afterwards.
+const AT_A_TERMINAL: &str = r#"
+import fcntl, json, os, pty, subprocess, sys, termios
+terminal, inner = pty.openpty()
+def own_terminal():
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+login = subprocess.Popen([sys.argv[1], "login"], stdin=inner, stdout=inner, stderr=inner, preexec_fn=own_terminal)
+shown = b""
+while not shown.endswith(b"Password of cosky: "):
+    shown += os.read(terminal, 1024)
+os.write(terminal, sys.argv[2].encode())
+code = login.wait()
+echo = bool(termios.tcgetattr(inner)[3] & termios.ECHO)
+os.set_blocking(terminal, False)
+try:
+    while more := os.read(terminal, 1024):
+        shown += more
+except BlockingIOError:
+    pass
+print(json.dumps({"shown": shown.decode(), "code": code, "echo": echo}))
+"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_password_that_is_typed_is_not_shown() {
+    let server = server().start().await;
+    let user = User::of(server.url());
+    let typed = async |keys: &str| {
+        let mut command = user.program("python3", ["-c", AT_A_TERMINAL, COSKY, keys]);
+        let said = finish(&mut command, "").await;
+        serde_json::from_str::<serde_json::Value>(&said.out)
+            .unwrap_or_else(|error| panic!("{error}: {said:?}"))
+    };
+    let said = typed(&format!("{}\n", server.password())).await;
+    assert_eq!((&said["code"], &said["echo"]), (&json!(0), &json!(true)), "{said}");
+    assert!(said["shown"].as_str().unwrap().contains("logged in as cosky"), "{said}");
+    assert!(!said["shown"].as_str().unwrap().contains(server.password()), "{said}");
+
+    let interrupted = typed("half a pass\u{3}").await;
+    assert_eq!((&interrupted["code"], &interrupted["echo"]), (&json!(1), &json!(true)), "{interrupted}");
 }

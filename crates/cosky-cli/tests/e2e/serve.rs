@@ -293,13 +293,17 @@ async fn a_second_signal_ends_at_once_and_a_hangup_is_ignored() {
     let head =
         format!("GET /v1/namespaces/ns/watch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n\r\n");
     watch.write_all(head.as_bytes()).await.unwrap();
-    running.terminate();
     let mut lines = BufReader::new(watch).lines();
-    tokio::time::timeout(PATIENCE, async {
-        while !lines.next_line().await.unwrap().expect("it says so before it ends").contains("draining") {}
-    })
-    .await
-    .expect("draining has begun");
+    let mut hear = async |word: &str| {
+        tokio::time::timeout(PATIENCE, async {
+            while !lines.next_line().await.unwrap().expect("the stream goes on").contains(word) {}
+        })
+        .await
+        .unwrap_or_else(|_| panic!("{word} was never said"));
+    };
+    hear("snapshot").await;
+    running.terminate();
+    hear("draining").await;
     let asked = Instant::now();
     running.terminate();
     assert_eq!(running.wait().await.code(), Some(1));

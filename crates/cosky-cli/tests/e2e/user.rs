@@ -58,7 +58,12 @@ impl User {
 
     /// A call that has not begun.
     pub(crate) fn command<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
-        let mut command = Command::new(COSKY);
+        self.program(COSKY, args)
+    }
+
+    /// A call of another program that may call cosky.
+    pub(crate) fn program<S: AsRef<OsStr>>(&self, name: &str, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(name);
         command
             .args(args)
             .kill_on_drop(true)
