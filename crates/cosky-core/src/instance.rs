@@ -312,7 +312,7 @@ impl fmt::Debug for Owner {
 impl InstanceId {
     /// The id of what stands at this address.
     pub fn of(service: &ServiceId, schema: &Schema, host: &Host, port: Port) -> Self {
-        Self(format!("{service}@{}#{}#{}", schema.0, host.0, port.0).into())
+        Self([service.as_str(), "@", &schema.0, "#", &host.0, "#", &port.0.to_string()].concat().into())
     }
 
     /// Takes `text` apart and puts it together again, so that an IPv6 host in brackets finds its instance.

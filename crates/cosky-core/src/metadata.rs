@@ -29,28 +29,32 @@ impl Metadata {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] or [`Error::TooLarge`] that names the key.
-    pub fn new<K: Into<String>, V: Into<String>>(
+    pub fn new<K: AsRef<str>, V: AsRef<str>>(
         entries: impl IntoIterator<Item = (K, V)>,
     ) -> Result<Self, Error> {
-        let sorted: BTreeMap<String, String> =
-            entries.into_iter().map(|(k, v)| (k.into(), v.into())).collect();
+        let mut entries: Vec<(K, V)> = entries.into_iter().collect();
+        // Stable, so of equal keys the last one given is the last one here too.
+        entries.sort_by(|(a, _), (b, _)| a.as_ref().cmp(b.as_ref()));
+        entries.reverse();
+        entries.dedup_by(|(a, _), (b, _)| a.as_ref() == b.as_ref());
+        entries.reverse();
         let mut bytes = 0;
-        for (key, value) in &sorted {
-            check_key(key)?;
-            if value.len() > METADATA_VALUE_BYTES {
-                return Err(Error::TooLarge { field: field(key), limit: METADATA_VALUE_BYTES });
+        for (key, value) in &entries {
+            check_key(key.as_ref())?;
+            if value.as_ref().len() > METADATA_VALUE_BYTES {
+                return Err(Error::TooLarge { field: field(key.as_ref()), limit: METADATA_VALUE_BYTES });
             }
-            bytes += key.len() + value.len();
+            bytes += key.as_ref().len() + value.as_ref().len();
         }
-        if sorted.len() > METADATA_ENTRIES {
+        if entries.len() > METADATA_ENTRIES {
             return Err(Error::TooLarge { field: "metadata".into(), limit: METADATA_ENTRIES });
         }
         if bytes > METADATA_BYTES {
             return Err(Error::TooLarge { field: "metadata".into(), limit: METADATA_BYTES });
         }
-        let (mut text, mut ends) = (String::with_capacity(bytes), Vec::with_capacity(2 * sorted.len()));
-        for part in sorted.into_iter().flat_map(|(key, value)| [key, value]) {
-            text.push_str(&part);
+        let (mut text, mut ends) = (String::with_capacity(bytes), Vec::with_capacity(2 * entries.len()));
+        for part in entries.iter().flat_map(|(key, value)| [key.as_ref(), value.as_ref()]) {
+            text.push_str(part);
             ends.push(u32::try_from(text.len()).expect("all texts together are bounded by METADATA_BYTES"));
         }
         Ok(Self { text: text.into(), ends: ends.into() })
@@ -212,6 +216,12 @@ mod tests {
         let patch = MetadataPatch::new([("a".into(), None), ("c".into(), Some("3".into()))]).unwrap();
         assert_eq!(old.patched(&patch).unwrap(), Metadata::new([("b", "2"), ("c", "3")]).unwrap());
         assert!(MetadataPatch::new([("_a".into(), None)]).is_err());
+    }
+
+    #[test]
+    fn of_equal_keys_the_last_wins() {
+        let metadata = Metadata::new([("b", "1"), ("a", "2"), ("b", "3"), ("b", "4")]).unwrap();
+        assert_eq!(metadata.iter().collect::<Vec<_>>(), [("a", "2"), ("b", "4")]);
     }
 
     #[test]

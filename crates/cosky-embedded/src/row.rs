@@ -7,7 +7,7 @@ use cosky_core::{
     ServiceId, Ttl, UserName, Weight,
     account::{Account, ApiToken},
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 
 /// Which row: its kind with the names that make its key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,15 +25,16 @@ pub(crate) enum Key {
 
 /// A registered instance.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct InstanceRow {
-    schema: String,
-    host: String,
+pub(crate) struct InstanceRow<'a> {
+    schema: &'a str,
+    host: &'a str,
     port: u32,
     weight: u32,
     ephemeral: bool,
-    metadata: Vec<(String, String)>,
+    #[serde(borrow)]
+    metadata: Vec<(&'a str, &'a str)>,
     ttl: u32,
-    owner: String,
+    owner: &'a str,
 }
 
 /// That an instance was deregistered.
@@ -105,25 +106,25 @@ impl Key {
     }
 }
 
-impl InstanceRow {
-    pub(crate) fn new(instance: &Instance, ttl: Ttl, owner: &Owner) -> Self {
+impl<'a> InstanceRow<'a> {
+    pub(crate) fn new(instance: &'a Instance, ttl: Ttl, owner: &'a Owner) -> Self {
         Self {
-            schema: instance.schema().as_str().into(),
-            host: instance.host().as_str().into(),
+            schema: instance.schema().as_str(),
+            host: instance.host().as_str(),
             port: instance.port().get(),
             weight: instance.weight().get(),
             ephemeral: instance.is_ephemeral(),
-            metadata: instance.metadata().iter().map(|(k, v)| (k.into(), v.into())).collect(),
+            metadata: instance.metadata().iter().collect(),
             ttl: ttl.seconds(),
-            owner: owner.as_str().into(),
+            owner: owner.as_str(),
         }
     }
 
     pub(crate) fn read(self, service: ServiceId) -> cosky_core::Result<(Instance, Ttl, Owner)> {
         let instance = Instance::from(Registration {
             service,
-            schema: Schema::new(&self.schema)?,
-            host: Host::new(&self.host)?,
+            schema: Schema::new(self.schema)?,
+            host: Host::new(self.host)?,
             port: Port::stored(self.port),
             weight: Weight::new(self.weight.into())?,
             ephemeral: self.ephemeral,
@@ -131,7 +132,7 @@ impl InstanceRow {
             ttl: None,
             owner: None,
         });
-        Ok((instance, Ttl::from_seconds(self.ttl.into())?, Owner::new(&self.owner)?))
+        Ok((instance, Ttl::from_seconds(self.ttl.into())?, Owner::new(self.owner)?))
     }
 }
 
@@ -170,7 +171,7 @@ pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
 ///
 /// # Errors
 /// What is wrong with it, in words.
-pub(crate) fn decode<T: DeserializeOwned>(value: &[u8]) -> Result<T, String> {
+pub(crate) fn decode<'a, T: Deserialize<'a>>(value: &'a [u8]) -> Result<T, String> {
     postcard::from_bytes(value).map_err(|error| error.to_string())
 }
 
@@ -218,7 +219,7 @@ impl Row {
             ),
             ["i", namespace, service, id] => {
                 let service = names.service(service).map_err(rule)?;
-                let (instance, ttl, owner) = decode::<InstanceRow>(value)?.read(service).map_err(rule)?;
+                let (instance, ttl, owner) = decode::<InstanceRow<'_>>(value)?.read(service).map_err(rule)?;
                 if instance.id().as_str() != id {
                     return Err(format!("its content belongs to {}", instance.id()));
                 }
