@@ -74,7 +74,7 @@ pub struct Limits {
     pub watcher_queue: usize,
     /// Changes that are kept for watchers that resume.
     pub ring: usize,
-    /// Marks of deregistered instances; at the limit the oldest goes.
+    /// Marks of deregistered instances; at the limit the one that would end first goes.
     pub gone_marks: usize,
     /// API tokens.
     pub api_tokens: usize,

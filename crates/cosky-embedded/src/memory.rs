@@ -1,7 +1,7 @@
 //! What readers see: every namespace in memory, changed by the writer thread alone, after the commit.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -65,8 +65,8 @@ pub(crate) struct Memory {
     spaces: Map<Namespace, Space>,
     /// The highest last sequence of a namespace whose data is all gone.
     emptied: u64,
-    /// All marks in the order in which they were made, to drop the oldest first; may name marks that are gone.
-    marks: VecDeque<(Namespace, InstanceId)>,
+    /// All marks in the order in which they end, to drop them then, or the first ones earlier when there are too many.
+    marks: BTreeSet<(u64, Namespace, InstanceId)>,
     /// Until when what is missing may only be late; milliseconds on the engine's clock.
     protected_until: u64,
     pub(crate) accounts: BTreeMap<UserName, Account>,
@@ -148,7 +148,7 @@ impl Memory {
             listed: BTreeSet::new(),
             spaces: Map::default(),
             emptied: 0,
-            marks: VecDeque::new(),
+            marks: BTreeSet::new(),
             protected_until: 0,
             accounts: BTreeMap::new(),
             api_tokens: BTreeMap::new(),
@@ -360,7 +360,11 @@ impl Memory {
     /// Puts `slot` in the place of the instance of the same id, if there is one.
     pub(crate) fn put(&mut self, slot: Arc<Slot>) {
         let space = self.spaces.entry(slot.namespace.clone()).or_default();
-        let list = space.services.entry(slot.instance.service().clone()).or_default();
+        // When the file is loaded, instances come before their services.
+        let list = space.services.entry(slot.instance.service().clone()).or_insert_with(|| {
+            self.services += 1;
+            Vec::new()
+        });
         match list.binary_search_by(|other| other.instance.id().cmp(slot.instance.id())) {
             Ok(at) => list[at] = Arc::clone(&slot),
             Err(at) => list.insert(at, Arc::clone(&slot)),
@@ -384,41 +388,29 @@ impl Memory {
     }
 
     pub(crate) fn mark(&mut self, namespace: &Namespace, instance: &InstanceId, gone: Gone) {
-        self.marks.push_back((namespace.clone(), instance.clone()));
-        self.spaces.entry(namespace.clone()).or_default().gone.insert(instance.clone(), gone);
+        let until = gone.until;
+        let space = self.spaces.entry(namespace.clone()).or_default();
+        if let Some(old) = space.gone.insert(instance.clone(), gone) {
+            self.marks.remove(&(old.until, namespace.clone(), instance.clone()));
+        }
+        self.marks.insert((until, namespace.clone(), instance.clone()));
     }
 
     pub(crate) fn unmark(&mut self, namespace: &Namespace, instance: &InstanceId) {
-        if let Some(space) = self.spaces.get_mut(namespace) {
-            space.gone.remove(instance);
+        if let Some(space) = self.spaces.get_mut(namespace)
+            && let Some(old) = space.gone.remove(instance)
+        {
+            self.marks.remove(&(old.until, namespace.clone(), instance.clone()));
         }
         self.forget_when_empty(namespace);
     }
 
-    /// Whether [`Memory::stale_marks`] would drop any.
-    pub(crate) fn has_stale_marks(&self, now: u64, limit: usize) -> bool {
-        self.marks.front().is_some_and(|(namespace, instance)| {
-            self.marks.len() > limit
-                || self.gone(namespace, instance.as_str()).is_none_or(|gone| gone.until <= now)
-        })
-    }
-
-    /// Marks to drop now: those that are over, and the oldest beyond `limit`. Each is returned once.
-    pub(crate) fn stale_marks(&mut self, now: u64, limit: usize) -> Vec<(Namespace, InstanceId)> {
-        let mut stale = Vec::new();
-        while let Some((namespace, instance)) = self.marks.front() {
-            let mark = self.gone(namespace, instance.as_str());
-            if mark.is_some_and(|gone| gone.until > now) && self.marks.len() <= limit {
-                break;
-            }
-            let exists = mark.is_some();
-            if let Some(mark) = self.marks.pop_front()
-                && exists
-            {
-                stale.push(mark);
-            }
-        }
-        stale
+    /// Marks to drop now, at most `most`: those that are over, and those that end first beyond `limit`.
+    pub(crate) fn stale_marks(&self, now: u64, limit: usize, most: usize) -> Vec<(Namespace, InstanceId)> {
+        let surplus = self.marks.len().saturating_sub(limit);
+        let stale =
+            self.marks.iter().enumerate().take_while(|(at, (until, ..))| *at < surplus || *until <= now);
+        stale.take(most).map(|(_, (_, namespace, instance))| (namespace.clone(), instance.clone())).collect()
     }
 
     pub(crate) fn add_dependency(

@@ -194,11 +194,9 @@ impl Writer {
         }
         self.shared.counters.expirations.fetch_add(effects.len() as u64, Ordering::Relaxed);
         let limit = self.shared.limits.gone_marks;
-        if self.shared.read().has_stale_marks(now, limit) {
-            for (namespace, instance) in self.shared.write().stale_marks(now, limit) {
-                keys.insert(Key::Gone(namespace.clone(), instance.clone()));
-                effects.push(Effect::Unmark(namespace, instance));
-            }
+        for (namespace, instance) in self.shared.read().stale_marks(now, limit, EXPIRIES) {
+            keys.insert(Key::Gone(namespace.clone(), instance.clone()));
+            effects.push(Effect::Unmark(namespace, instance));
         }
         (effects, keys)
     }

@@ -2,4 +2,5 @@
 
 mod conformance;
 mod faulty;
+mod model;
 mod world;
