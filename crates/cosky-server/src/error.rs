@@ -163,3 +163,47 @@ impl IntoResponse for ApiError {
         response
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+    use serde_json::Value;
+
+    use super::*;
+
+    async fn answered(error: ApiError) -> (u16, Option<String>, Value) {
+        let (parts, body) = error.into_response().into_parts();
+        let retry = parts.headers.get("retry-after").map(|value| value.to_str().unwrap().to_owned());
+        let body = body.collect().await.unwrap().to_bytes();
+        (parts.status.as_u16(), retry, serde_json::from_slice(&body).unwrap())
+    }
+
+    #[tokio::test]
+    async fn each_kind_of_error_has_its_status_and_code() {
+        let what = || "instance a".to_owned();
+        let reason = || "why".to_owned();
+        for (error, status, code, msg) in [
+            (Error::invalid("host", "is odd"), 400, "invalid_argument", "host: is odd"),
+            (Error::Unauthorized { reason: reason() }, 401, "unauthorized", "why"),
+            (Error::Forbidden { reason: reason() }, 403, "forbidden", "why"),
+            (Error::NotFound { what: what() }, 404, "not_found", "instance a does not exist"),
+            (Error::Conflict { reason: reason() }, 409, "conflict", "why"),
+            (Error::Gone { what: what() }, 410, "gone", "instance a was deregistered"),
+            (Error::TooLarge { field: "beats".into(), limit: 9 }, 413, "too_large", "beats is larger than 9"),
+            (Error::Exhausted { what: "tokens", limit: 9 }, 429, "limit_reached", "limit of 9 tokens"),
+            (Error::unavailable("full"), 503, "unavailable", "full"),
+            (Error::Lagged, 503, "unavailable", "fell behind"),
+            (Error::Corrupt { reason: "row 7".into() }, 500, "internal", "log"),
+        ] {
+            let (got, retry, body) = answered(error.into()).await;
+            assert_eq!((got, body["code"].as_str()), (status, Some(code)), "{body}");
+            assert!(body["msg"].as_str().unwrap().contains(msg), "{body}");
+            assert!(!body.to_string().contains("row 7"), "what is wrong inside is for the log");
+            assert_eq!(retry.is_some(), [429, 503].contains(&status), "{status}");
+            let denied = [401, 403].contains(&status);
+            assert_eq!(body.get("authorized"), denied.then_some(&Value::Bool(false)));
+            assert_eq!(body.get("reason"), denied.then_some(&body["msg"]));
+        }
+        assert_eq!(answered(ApiError::shutting_down()).await.2["code"], "shutting_down");
+    }
+}

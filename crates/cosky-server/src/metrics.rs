@@ -1,7 +1,7 @@
 //! What is counted. The registry is passed in; labels come from closed sets, matched routes or a bounded list, never
 //! from what a client sends.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use cosky_core::{Beat, Error, Store};
 use prometheus_client::{
@@ -382,22 +382,85 @@ impl Collector for StoreFigures {
             let counter = ConstCounter::new(value);
             counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)?;
         }
-        let mut instances: Vec<_> =
-            figures.instances.iter().map(|(ns, count)| (ns.as_str(), *count)).collect();
-        if instances.len() > NAMESPACES {
-            instances.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
-            let rest = instances.split_off(NAMESPACES).into_iter().map(|(_, count)| count).sum();
-            instances.push(("", rest));
-        }
         let kind = prometheus_client::metrics::MetricType::Gauge;
         let help =
             "Live instances by namespace; of many namespaces the largest, the others under an empty name";
         let mut family = encoder.encode_descriptor("instances", help, None, kind)?;
-        for (namespace, count) in instances {
+        for (namespace, count) in largest(&figures.instances) {
             let labels = [("namespace", namespace)];
             let gauge = ConstGauge::new(i64::try_from(count).unwrap_or(i64::MAX));
             gauge.encode(family.encode_family(&labels)?)?;
         }
         Ok(())
+    }
+}
+
+/// Counts by namespace; of more than [`NAMESPACES`] the largest, and the sum of the others under an empty name.
+fn largest(instances: &BTreeMap<String, u64>) -> Vec<(&str, u64)> {
+    let mut instances: Vec<_> =
+        instances.iter().map(|(namespace, count)| (namespace.as_str(), *count)).collect();
+    if instances.len() > NAMESPACES {
+        instances.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+        let rest = instances.split_off(NAMESPACES).into_iter().map(|(_, count)| count).sum();
+        instances.push(("", rest));
+    }
+    instances
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_namespaces_the_largest_have_lines() {
+        let few = BTreeMap::from([("a".to_owned(), 0), ("b".to_owned(), 2)]);
+        assert_eq!(largest(&few), [("a", 0), ("b", 2)]);
+        let many: BTreeMap<_, _> = (0..250).map(|n| (format!("{n:03}"), n)).collect();
+        let lines = largest(&many);
+        assert_eq!(lines.len(), NAMESPACES + 1);
+        assert_eq!(lines[0], ("249", 249));
+        assert_eq!(lines[NAMESPACES], ("", (0..150).sum::<u64>()));
+        assert_eq!(lines.iter().map(|(_, count)| count).sum::<u64>(), (0..250).sum::<u64>());
+    }
+
+    #[test]
+    fn each_kind_counts_in_its_own_line() {
+        let mut registry = Registry::default();
+        let metrics = Metrics::register(&mut registry);
+        let beats = [Beat::Renewed(None), Beat::Unknown, Beat::Gone, Beat::Renewed(None)];
+        metrics.record_beats(&beats);
+        metrics.record::<()>(Operation::Register, &Err(Error::unavailable("away")));
+        metrics.record::<()>(Operation::Register, &Err(Error::invalid("host", "is odd")));
+        metrics.login(LoginResult::Frozen);
+        metrics.watcher_cut(Cut::Stuck);
+        let watcher = metrics.watcher();
+        let text = || {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        };
+        for line in [
+            "cosky_operations_total{operation=\"beat\",result=\"ok\"} 2",
+            "cosky_operations_total{operation=\"beat\",result=\"unknown\"} 1",
+            "cosky_operations_total{operation=\"beat\",result=\"gone\"} 1",
+            "cosky_operations_total{operation=\"register\",result=\"failed\"} 1",
+            "cosky_operations_total{operation=\"register\",result=\"refused\"} 1",
+            "cosky_logins_total{result=\"frozen\"} 1",
+            "cosky_watchers_cut_total{reason=\"stuck\"} 1",
+            "cosky_watchers 1",
+        ] {
+            assert!(text().lines().any(|got| got == line), "{line}\n{}", text());
+        }
+        drop(watcher);
+        assert!(text().contains("\ncosky_watchers 0\n"));
+    }
+
+    /// The counters are found by position.
+    #[test]
+    fn each_kind_is_at_its_place() {
+        assert!(Operation::ALL.iter().enumerate().all(|(at, kind)| at == *kind as usize));
+        assert!(Outcome::ALL.iter().enumerate().all(|(at, kind)| at == *kind as usize));
+        assert!(LoginResult::ALL.iter().enumerate().all(|(at, kind)| at == *kind as usize));
+        assert!(Cut::ALL.iter().enumerate().all(|(at, kind)| at == *kind as usize));
     }
 }

@@ -108,6 +108,8 @@ async fn frame(State(state): State<Frame>, mut request: Request, next: Next) -> 
     headers.insert(REQUEST_ID, id);
     headers.insert(VERSION, HeaderValue::from_static(env!("CARGO_PKG_VERSION")));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    // Answers change from one moment to the next, and some hold tokens.
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     response
 }
 

@@ -21,6 +21,7 @@ async fn every_answer_carries_its_id_the_version_and_nosniff() {
             let answer = root.get(path).await;
             assert_eq!(answer.header("x-cosky-version"), Some(env!("CARGO_PKG_VERSION")), "{path}");
             assert_eq!(answer.header("x-content-type-options"), Some("nosniff"), "{path}");
+            assert_eq!(answer.header("cache-control"), Some("no-store"), "{path}");
             assert_eq!(answer.header("cosec-request-id").unwrap().len(), 36, "{path}");
         }
         root = server.root().await;

@@ -1,4 +1,5 @@
 //! The description of the API, as a change of it shows in a review. `INSTA_UPDATE=always` takes a wanted change over.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
 //! How connections end: at a shutdown, when a peer is stuck or slow, and at their limits.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 
