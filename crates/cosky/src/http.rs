@@ -1,6 +1,6 @@
 //! The registry behind an HTTP server.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use cosky_core::{
@@ -13,14 +13,19 @@ use reqwest::{
     Method, Response,
     header::{ACCEPT, HeaderName, HeaderValue},
 };
+use tokio::time::{Instant, sleep};
 
 use crate::{
+    backoff::Backoff,
     decode::{self, ServerClock},
     sse::{EVENT_BYTES, SseEvent, SseParser},
     transport::{Answer, Call, Repeat, Transport, next_chunk},
 };
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+
+/// Bytes of names in one call of beats. As JSON they are at most six times as long, below the servers' limit of a body.
+const BATCH_BYTES: usize = 128 * 1024;
 
 /// The engine trait over HTTP, with every promise of [`Registry`], and these differences:
 ///
@@ -30,7 +35,7 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 ///   Everything else fails with [`Error::Unavailable`] and `maybe_applied` set.
 /// * **Remaining life** in lists and watches is told by the server's clock in whole seconds; in [`Registry::instance`]
 ///   and [`Registry::register`] to the millisecond.
-/// * **`add_dependency`** is noted by the server with a read, and comes into the topology a moment after the answer.
+/// * **`add_dependency`** is noted by the server beside a read, so this reads until the topology shows it.
 #[derive(Debug, Clone)]
 pub struct HttpRegistry {
     transport: Transport,
@@ -141,11 +146,15 @@ impl Registry for HttpRegistry {
         engine::check_batch(keys.len())?;
         let mut beats = vec![Beat::Unknown; keys.len()];
         let mut left: Vec<usize> = (0..keys.len()).collect();
-        // The answer names instances without their services, so no call may name one id twice.
+        // The answer names instances without their services, so no call may name one id twice; and very long names must
+        // not make a body that is refused.
         while !left.is_empty() {
-            let mut named = BTreeMap::new();
-            let (now, later): (Vec<_>, Vec<_>) =
-                left.into_iter().partition(|at| *named.entry(keys[*at].instance).or_insert(*at) == *at);
+            let (mut named, mut bytes) = (BTreeMap::new(), 0);
+            let (now, later): (Vec<_>, Vec<_>) = left.into_iter().partition(|at| {
+                let key = keys[*at];
+                bytes += key.service.len() + key.instance.len();
+                (named.is_empty() || bytes <= BATCH_BYTES) && *named.entry(key.instance).or_insert(*at) == *at
+            });
             left = later;
             let batch: Vec<_> = now.iter().map(|at| keys[*at]).collect();
             let answer = self.beat_once(namespace, &batch).await?;
@@ -233,7 +242,23 @@ impl Registry for HttpRegistry {
         let mut path = namespace_path(namespace, &["services", producer, "instances"]);
         path.push_str("?consumer=");
         wire::encode_segment(&mut path, consumer.as_str());
-        self.get(path).await.map(drop)
+        let noted = |topology: BTreeMap<String, Vec<String>>| {
+            topology.get(consumer.as_str()).is_some_and(|known| known.iter().any(|known| known == producer))
+        };
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
+        let end = Instant::now() + self.transport.timeouts().request;
+        loop {
+            self.get(path.clone()).await?;
+            if consumer.as_str() == producer || noted(self.topology(namespace).await?) {
+                return Ok(());
+            }
+            if Instant::now() >= end {
+                return Err(Error::unavailable(format!(
+                    "the server did not note that {consumer} looks for {producer}"
+                )));
+            }
+            sleep(backoff.delay()).await;
+        }
     }
 
     async fn topology(&self, namespace: &Namespace) -> Result<BTreeMap<String, Vec<String>>> {
