@@ -2,6 +2,9 @@
 //!
 //! A parent-death signal can only be asked for by the child itself, between fork and exec. Doing that in a callback
 //! after the fork needs `unsafe`; a short life as `cosky __exec` between the two does not.
+//!
+//! The system forgets the wish when the command gains rights by being started (setuid, file capabilities), and it covers
+//! the command itself, not what that starts.
 
 use std::{
     env,

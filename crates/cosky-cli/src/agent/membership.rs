@@ -81,8 +81,8 @@ async fn be_member(
     }
     let limit = if was_registered { GOODBYE } else { HASTY_GOODBYE };
     match tokio::time::timeout(limit, registration.close()).await {
-        Ok(Ok(true)) => tracing::info!("deregistered"),
-        Ok(Ok(false)) => tracing::info!("there was nothing to deregister"),
+        // The SDK has said so.
+        Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::warn!("not deregistered; the instance goes when its TTL is over: {error}"),
         Err(_) if was_registered => {
             tracing::warn!("not deregistered within {limit:?}; the instance goes when its TTL is over");

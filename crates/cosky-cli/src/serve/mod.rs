@@ -2,7 +2,7 @@
 
 mod settings;
 
-use std::{path::Path, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -88,8 +88,9 @@ async fn serve_on(
 /// Makes a new password for root in a store that no server holds.
 pub(crate) fn reset_root(args: ResetRootArgs) -> anyhow::Result<()> {
     let data_dir = args.store.data_dir()?;
-    if !data_dir.is_dir() {
-        return Err(usage(format!("there is no data directory {} (--data-dir)", data_dir.display())));
+    // Opening would make a store where there is none, with a password for nobody.
+    if !fs::read_dir(&data_dir).is_ok_and(|mut files| files.next().is_some()) {
+        return Err(usage(format!("there is no store in {} (--data-dir)", data_dir.display())));
     }
     keep_private();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;

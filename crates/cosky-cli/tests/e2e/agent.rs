@@ -12,9 +12,13 @@ use std::{
 
 use cosky::{Cosky, LiveView};
 use cosky_testkit::process::CoskyServer;
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process};
 use serde_json::Value;
-use tokio::{io::AsyncReadExt as _, net::TcpStream, process::Child};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    net::TcpStream,
+    process::Child,
+};
 
 use crate::user::{PATIENCE, User, server};
 
@@ -26,7 +30,8 @@ struct Agent {
 
 impl Agent {
     fn start(user: &User, options: &[&str], command: &[&str]) -> Self {
-        let child = user.command([&["agent"], options, &["--"], command].concat()).spawn().unwrap();
+        let mut agent = user.command([&["agent"], options, &["--"], command].concat());
+        let child = agent.process_group(0).spawn().unwrap();
         let pid = Pid::from_raw(child.id().unwrap().cast_signed()).unwrap();
         Self { child, pid }
     }
@@ -34,6 +39,12 @@ impl Agent {
     fn signal(&self, signal: Signal) {
         assert!(self.child.id().is_some(), "it runs");
         kill_process(self.pid, signal).unwrap();
+    }
+
+    /// What a key like Ctrl-C does: the signal reaches every process of the group.
+    fn signal_group(&self, signal: Signal) {
+        assert!(self.child.id().is_some(), "it runs");
+        kill_process_group(self.pid, signal).unwrap();
     }
 
     async fn wait(&mut self) -> ExitStatus {
@@ -219,7 +230,7 @@ async fn c33_the_instance_is_gone_before_the_command_is_told_to_stop() {
         let mut agent = Agent::start(&user, &["--service", "web", "--port", "0"], &["sh", "-c", &script]);
         until("it is registered", async || (instances(&user, "web").await.len() == 1).then_some(())).await;
         until("its trap is set", async || ready.exists().then_some(())).await;
-        agent.signal(signal);
+        agent.signal_group(signal);
         assert_eq!(agent.wait().await.code(), Some(7), "the command's own code");
         assert_eq!(std::fs::read_to_string(&answer).unwrap(), "[]\n", "{signal:?}");
     }
@@ -239,6 +250,33 @@ async fn the_commands_end_is_the_agents_end_and_takes_the_instance_along() {
         assert_eq!(instances(&user, "job").await, Vec::<Value>::new(), "{end}");
         std::fs::remove_file(&go).unwrap();
     }
+}
+
+/// What an operator took out stays out: the agent says so and lets the command run.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_instance_that_somebody_deregistered_stays_away() {
+    let server = server().start().await;
+    let user = User::root(&server).await;
+    let pid_file = user.home().join("pid");
+    let script = noting(&pid_file, "exec sleep 600");
+    let options = ["--service", "web", "--port", "0", "--ttl", "3s"];
+    let mut agent = Agent::start(&user, &options, &["sh", "-c", &script]);
+    let child = noted(&pid_file).await;
+    let found = until("it is registered", async || instances(&user, "web").await.pop()).await;
+    user.ok(["instance", "rm", found["instanceId"].as_str().unwrap()]).await;
+    let mut log = BufReader::new(agent.child.stderr.take().unwrap()).lines();
+    let told = async {
+        while !log.next_line().await.unwrap().expect("it runs").contains("somebody deregistered") {}
+    };
+    tokio::time::timeout(PATIENCE, told).await.expect("the agent says so");
+    let end = Instant::now() + Duration::from_secs(4);
+    while Instant::now() < end {
+        assert_eq!(instances(&user, "web").await, Vec::<Value>::new(), "it came back");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert!(!is_dead(child));
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.wait().await.code(), Some(143));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -60,6 +60,7 @@ async fn bad_usage_ends_with_2_and_says_why() {
         (&["agent", "--service", "a", "--port", "0"], "COMMAND"),
         (&["agent", "--service", "a", "--port", "0", "--host", "a b", "--", "true"], "host"),
         (&["reset-root", "--data-dir", "/nonexistent"], "/nonexistent"),
+        (&["reset-root", "--data-dir", user.home().to_str().unwrap()], "no store"),
     ];
     for (args, word) in bad {
         let said = user.run(*args).await;

@@ -108,7 +108,7 @@ async fn a_password_that_is_given_is_used_and_not_printed() {
         "{}",
         running.log()
     );
-    let refused = server().password(Some("short")).try_start().await.err().expect("a short one is refused");
+    let refused = server().password(Some("short")).try_start().await.expect_err("a short one is refused");
     assert_eq!(refused.status.code(), Some(2), "{}", refused.log);
     assert!(
         refused.log.contains("COSKY_ROOT_PASSWORD") && !refused.log.contains("short\""),
@@ -124,11 +124,11 @@ async fn a_port_that_is_taken_costs_no_password() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let start = || server().data_dir(home.path().join("data")).password(None);
-    let refused = start().listen(&address).try_start().await.err().expect("the port is taken");
+    let refused = start().listen(&address).try_start().await.expect_err("the port is taken");
     assert_eq!(refused.status.code(), Some(1), "{}", refused.log);
     assert!(refused.log.contains(&address) && refused.log.contains("--listen"), "{}", refused.log);
     assert_eq!(printed_password(&refused.log), None);
-    let refused = start().args(["--metrics-listen", &address]).try_start().await.err().expect("it is taken");
+    let refused = start().args(["--metrics-listen", &address]).try_start().await.expect_err("it is taken");
     assert_eq!(refused.status.code(), Some(1), "{}", refused.log);
     assert_eq!(printed_password(&refused.log), None);
     assert!(printed_password(&start().start().await.log()).is_some());
@@ -139,7 +139,7 @@ async fn a_directory_that_cannot_be_used_is_named_and_left_alone() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("file");
     std::fs::write(&file, "a file").unwrap();
-    let refused = server().data_dir(&file).try_start().await.err().expect("it is no directory");
+    let refused = server().data_dir(&file).try_start().await.expect_err("it is no directory");
     assert_eq!(refused.status.code(), Some(1), "{}", refused.log);
     assert!(refused.log.contains(file.to_str().unwrap()), "{}", refused.log);
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "a file");
@@ -147,7 +147,7 @@ async fn a_directory_that_cannot_be_used_is_named_and_left_alone() {
     let damaged = home.path().join("damaged");
     std::fs::create_dir(&damaged).unwrap();
     std::fs::write(damaged.join("cosky.redb"), "no database").unwrap();
-    let refused = server().data_dir(&damaged).try_start().await.err().expect("it is damaged");
+    let refused = server().data_dir(&damaged).try_start().await.expect_err("it is damaged");
     assert_eq!(refused.status.code(), Some(1), "{}", refused.log);
     assert!(!refused.log.contains("panicked"), "{}", refused.log);
     assert_eq!(std::fs::read_to_string(damaged.join("cosky.redb")).unwrap(), "no database");
@@ -278,7 +278,7 @@ async fn c33_what_does_not_finish_is_cut_off_and_the_exit_is_bounded() {
     running.terminate();
     assert_eq!(running.wait().await.code(), Some(0), "{}", running.log());
     let took = asked.elapsed();
-    assert!((Duration::from_secs(9)..Duration::from_secs(13)).contains(&took), "the grace is 10 s: {took:?}");
+    assert!((Duration::from_secs(9)..Duration::from_secs(15)).contains(&took), "the grace is 10 s: {took:?}");
     drop(stuck);
 }
 
