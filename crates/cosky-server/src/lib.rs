@@ -7,6 +7,7 @@ mod auth;
 pub mod config;
 mod error;
 pub mod extract;
+mod handover;
 mod health;
 pub mod metrics;
 mod middleware;

@@ -1,26 +1,17 @@
-//! Sockets: accepting, bounding and draining connections. hyper is driven directly, because an idle watcher costs a
-//! third less memory this way than through axum's own loop.
+//! Sockets: accepting, bounding and draining connections. hyper is driven directly, since axum's own loop bounds nothing
+//! and keeps the sockets of event streams.
 
-use std::{
-    convert::Infallible,
-    error::Error as _,
-    io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{convert::Infallible, future::poll_fn, io, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use axum::{Router, body::Body};
 use cosky_core::Store;
-use http::{Request, Response, header};
+use http::Request;
 use hyper::{
     body::Incoming,
     server::conn::http1,
     service::{HttpService, service_fn},
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::TokioTimer;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -31,6 +22,7 @@ use tower::ServiceExt as _;
 use crate::{
     AppState, Config, Limits, Metrics, ServeError,
     app::app_with,
+    handover::{Handover, Stream, Watched},
     metrics::{Counted, Cut},
     scrape,
 };
@@ -175,68 +167,95 @@ async fn accept(listener: &TcpListener, router: &Router, places: usize, shared: 
     }
 }
 
-/// Serves one connection to its end.
+/// Serves one connection to its end. When that is a stream, a task of its own sends it, since this one is as large as
+/// what hyper needs.
 async fn connection(
     stream: TcpStream,
     router: Router,
     shared: Arc<Shared>,
-    _place: (OwnedSemaphorePermit, Counted),
+    place: (OwnedSemaphorePermit, Counted),
 ) {
     if let Err(error) = prepare(&stream, shared.unacknowledged) {
         tracing::debug!("a connection ended before it was served: {error}");
         return;
     }
-    let streams = Arc::new(AtomicBool::new(false));
-    let service = service(router, Arc::clone(&streams));
-    let connection = shared.builder.serve_connection(TokioIo::new(stream), service);
-    match until_ended(connection, &shared).await {
-        Err(error) if is_timeout(&error) && streams.load(Ordering::Relaxed) => {
+    let handover = Arc::new(Handover::default());
+    let service = service(router, Arc::clone(&handover));
+    let connection = shared.builder.serve_connection(Watched::new(stream, Arc::clone(&handover)), service);
+    match until_ended(connection, &handover, &shared).await {
+        Ok(None) => {}
+        Ok(Some((stream, socket))) => {
+            let sending = send(stream, socket, Arc::clone(&shared), place);
+            shared.tasks.spawn(sending);
+        }
+        Err(error) => tracing::trace!("a connection ended: {error}"),
+    }
+}
+
+/// Sends a stream to its end.
+async fn send(
+    stream: Stream,
+    socket: TcpStream,
+    shared: Arc<Shared>,
+    _place: (OwnedSemaphorePermit, Counted),
+) {
+    let sent = tokio::select! {
+        sent = stream.send(socket) => sent,
+        () = shared.end.cancelled() => Ok(()),
+    };
+    match sent {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
             shared.metrics.watcher_cut(Cut::Stuck);
             tracing::debug!("a watcher took nothing for {:?} and was cut off", shared.unacknowledged);
         }
-        Err(error) => tracing::trace!("a connection ended: {error}"),
+        Err(error) => tracing::trace!("a stream ended: {error}"),
         Ok(()) => {}
     }
 }
 
-/// `router` as hyper wants it. Notes in `streams` whether the last answer is an event stream.
+/// `router` as hyper wants it, streams excepted.
 fn service(
     router: Router,
-    streams: Arc<AtomicBool>,
+    handover: Arc<Handover>,
 ) -> impl HttpService<Incoming, ResBody = Body, Error = Infallible, Future: Send> {
     service_fn(move |request: Request<Incoming>| {
-        let (router, streams) = (router.clone(), Arc::clone(&streams));
+        let (router, handover) = (router.clone(), Arc::clone(&handover));
         async move {
-            let response: Response<Body> = router.oneshot(request).await?;
-            let kind = response.headers().get(header::CONTENT_TYPE);
-            let is_stream = kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
-            streams.store(is_stream, Ordering::Relaxed);
-            Ok(response)
+            let (method, version) = (request.method().clone(), request.version());
+            let response = router.oneshot(request).await?;
+            Ok(handover.pass(&method, version, response).await)
         }
     })
 }
 
+/// Runs a connection to its end, or until it is a stream's.
 async fn until_ended<S>(
-    connection: http1::Connection<TokioIo<TcpStream>, S>,
+    mut connection: http1::Connection<Watched, S>,
+    handover: &Handover,
     shared: &Shared,
-) -> hyper::Result<()>
+) -> hyper::Result<Option<(Stream, TcpStream)>>
 where
     S: HttpService<Incoming, ResBody = Body, Error = Infallible>,
 {
-    tokio::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => Some(ended),
-        () = shared.drain.cancelled() => None,
-        () = shared.end.cancelled() => return Ok(()),
+    let mut draining = false;
+    let stream = loop {
+        let step = poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
+            Poll::Ready(ended) => Poll::Ready(ended.map(|()| None)),
+            Poll::Pending => handover.take().map_or(Poll::Pending, |stream| Poll::Ready(Ok(Some(stream)))),
+        });
+        tokio::select! {
+            ended = step => match ended? {
+                Some(stream) => break stream,
+                None => return Ok(None),
+            },
+            () = shared.drain.cancelled(), if !draining => {
+                draining = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            () = shared.end.cancelled() => return Ok(None),
+        }
     };
-    if let Some(ended) = ended {
-        return ended;
-    }
-    connection.as_mut().graceful_shutdown();
-    tokio::select! {
-        ended = connection => ended,
-        () = shared.end.cancelled() => Ok(()),
-    }
+    Ok(Some((stream, connection.into_parts().io.into_inner())))
 }
 
 /// Small answers go out at once, and a peer that takes nothing is given up by the kernel.
@@ -249,11 +268,6 @@ fn prepare(stream: &TcpStream, unacknowledged: Duration) -> io::Result<()> {
 fn is_of_the_peer(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
-}
-
-fn is_timeout(error: &hyper::Error) -> bool {
-    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
-    source.is_some_and(|source| source.kind() == io::ErrorKind::TimedOut)
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use support::{NS, Server, Setup, client::Client, instance};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const ORDER: &str = "/v1/namespaces/%7Bt1%7D/services/order/instances/order%40http%2310.0.0.1%238080";
 
@@ -127,6 +128,56 @@ async fn a_resume_continues_and_anything_else_gets_a_snapshot() {
     let mut events = server.client().await.watch(&watch, &headers).await;
     let snapshot = events.expect("snapshot").await;
     assert_eq!(snapshot.data["services"]["order"].as_array().unwrap().len(), 6, "too old for the ring");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_may_follow_other_requests_on_a_connection() {
+    let server = Server::start().await;
+    let watch = format!("{NS}/watch");
+    let mut used = server.client().await;
+    used.register("order", &instance("10.0.0.1", 8080)).await;
+    used.get(&format!("{NS}/services")).await.expect(200);
+    let mut events = used.watch(&watch, &[]).await;
+    assert_eq!(events.headers.get("connection").map(String::as_str), Some("close"));
+    assert!(events.headers.contains_key("date") && events.headers.contains_key("x-cosky-version"));
+    events.expect("snapshot").await;
+
+    // Sent in one go, and what follows the stream's request is nobody's.
+    let mut piped = server.client().await;
+    piped.write("GET", &format!("{NS}/services"), &[], b"").await;
+    piped.write("GET", &format!("{NS}/services/stats"), &[], b"").await;
+    piped.write("GET", &watch, &[], b"").await;
+    piped.write("GET", &format!("{NS}/services"), &[], b"").await;
+    assert_eq!(piped.read("GET").await.expect(200).value(), json!(["order"]));
+    assert_eq!(
+        piped.read("GET").await.expect(200).value(),
+        json!([{"serviceId": "order", "instanceCount": 1}])
+    );
+    let mut events = piped.events().await;
+    events.expect("snapshot").await;
+    server.client().await.delete(ORDER).await.expect(200);
+    assert_eq!(events.expect("instance").await.data["op"], "deregister");
+
+    let head = server.client().await.send("HEAD", &watch, &[], b"").await.expect(200);
+    assert_eq!(head.header("content-type"), Some("text/event-stream"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_for_http_1_0_ends_with_its_connection() {
+    let mut server = Server::start().await;
+    let mut socket = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    socket.write_all(format!("GET {NS}/watch HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
+    let mut text = Vec::new();
+    while !text.ends_with(b"}\n\n") {
+        assert_ne!(socket.read_buf(&mut text).await.unwrap(), 0, "the stream goes on");
+    }
+    server.drain();
+    socket.read_to_end(&mut text).await.unwrap();
+    let text = String::from_utf8(text).unwrap();
+    let (head, events) = text.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.0 200 OK\r\n") && !head.contains("chunked"), "{head}");
+    assert!(events.starts_with("id: ") && events.ends_with("{\"state\":\"draining\"}\n\n"), "{events}");
+    server.ended().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -130,9 +130,14 @@ impl Client {
     /// Opens a watch, which must succeed.
     pub(crate) async fn watch(mut self, path: &str, headers: &[(&str, &str)]) -> Events {
         self.write("GET", path, headers, b"").await;
+        self.events().await
+    }
+
+    /// The stream by which a request was answered.
+    pub(crate) async fn events(mut self) -> Events {
         let (status, headers) =
             timeout(PATIENCE, head(&mut self.connection)).await.expect("an answer in time");
-        assert_eq!(status, 200, "{path}");
+        assert_eq!(status, 200);
         Events { connection: self.connection, headers, text: Vec::new() }
     }
 }
