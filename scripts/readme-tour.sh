@@ -25,25 +25,23 @@ while read -r name; do
   unset "$name"
 done < <(compgen -e COSKY_)
 
-# Built before, so that the patience below is for the start alone.
-make build
 COSKY_LISTEN=127.0.0.1:0 COSKY_DATA_DIR=$work/data make run >"$work/server" 2>&1 &
 server=$!
 for ((tries = 0; ; tries++)); do
   address=$(sed -n 's,.*listening on \(http://[0-9.:]*\).*,\1,p' "$work/server")
-  if [[ -n $address ]]; then
+  sed -n 's/.*password  \([^ ]*\).*/\1/p' "$work/server" >"$work/password"
+  if [[ -n $address && -s $work/password ]]; then
     break
   fi
-  kill -0 "$server" 2>/dev/null || fail '`make run` ended before it listened'
-  ((tries < 600)) || fail '`make run` does not listen after a minute'
-  sleep 0.1
+  kill -0 "$server" 2>/dev/null || fail '`make run` ended'
+  # It builds first.
+  ((tries < 6000)) || fail '`make run` has not printed its address and a password within twenty minutes'
+  sleep 0.2
 done
-sed -n 's/.*password  \([^ ]*\).*/\1/p' "$work/server" >"$work/password"
-[[ -s $work/password ]] || fail '`make run` printed no password'
 
 {
   # Whatever the tour left running ends with it.
-  echo 'trap '\''kill $(jobs -p) 2>/dev/null'\'' EXIT'
+  echo 'trap '\''kill $(jobs -p) 2>/dev/null || true'\'' EXIT'
   awk '/^```bash$/ { on = 1; next } /^```$/ { on = 0 } on' README.md | sed "s,http://127.0.0.1:8080,$address,g"
 } >"$work/tour"
 # The first thing that reads its standard input is `cosky login`.
