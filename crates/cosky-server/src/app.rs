@@ -1,6 +1,6 @@
 //! All routes and layers put together, without sockets.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, middleware::from_fn_with_state};
 use cosky_core::{Accounts, Error, Store};
@@ -17,8 +17,9 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The store refused what every server needs: the root account, the signing key, the list of tokens.
-    #[error("the store refuses what a server needs at its start: {0}")]
+    /// The store refused what every server needs (the root account, the signing key, the list of tokens), or root's
+    /// password is too short.
+    #[error("cannot start: {0}")]
     Store(#[from] Error),
     /// The address for metrics cannot be used.
     #[error("cannot listen on {address} for metrics: {source}")]
@@ -34,6 +35,9 @@ pub enum ServeError {
         /// The address.
         address: SocketAddr,
     },
+    /// Tokens would be over before they are used.
+    #[error("access and refresh tokens must be good for at least one second")]
+    TokenTtl,
     /// The listener cannot be used.
     #[error("the listener cannot be used: {0}")]
     Listener(std::io::Error),
@@ -43,7 +47,7 @@ pub enum ServeError {
 /// first start.
 ///
 /// # Errors
-/// [`ServeError::Store`].
+/// [`ServeError::Store`] and [`ServeError::TokenTtl`].
 pub async fn app(config: Config, store: Arc<dyn Store>) -> Result<(Router, AppState), ServeError> {
     app_with(config, store, Router::new()).await
 }
@@ -51,7 +55,7 @@ pub async fn app(config: Config, store: Arc<dyn Store>) -> Result<(Router, AppSt
 /// As [`app`], with further routes that pass the same layers and need a credential like all others.
 ///
 /// # Errors
-/// [`ServeError::Store`].
+/// [`ServeError::Store`] and [`ServeError::TokenTtl`].
 ///
 /// # Panics
 /// When a further route has the path and method of one of ours.
@@ -60,6 +64,9 @@ pub async fn app_with(
     store: Arc<dyn Store>,
     further: Router<AppState>,
 ) -> Result<(Router, AppState), ServeError> {
+    if config.access_token_ttl.min(config.refresh_token_ttl) < Duration::from_secs(1) {
+        return Err(ServeError::TokenTtl);
+    }
     if config.auth
         && let Some(password) = ensure_root(&store, config.root_password.as_deref()).await?
     {

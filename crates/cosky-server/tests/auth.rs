@@ -428,6 +428,20 @@ async fn a_root_password_that_is_too_short_is_refused() {
     assert_eq!(cosky_server::ensure_root(&store, None).await.unwrap(), None, "there is one");
 }
 
+#[tokio::test]
+async fn tokens_that_are_over_before_they_are_used_are_refused_at_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let store: Arc<dyn Store> = Arc::new(Embedded::open(Options::new(dir.path())).await.unwrap());
+    let short = Duration::from_millis(999);
+    let access = Config { access_token_ttl: short, ..Config::default() };
+    let refresh = Config { refresh_token_ttl: short, ..Config::default() };
+    for config in [access, refresh] {
+        let error = cosky_server::app(config, Arc::clone(&store)).await.err().unwrap();
+        assert!(error.to_string().contains("at least one second"), "{error}");
+    }
+    assert!(store.account(&UserName::new(ROOT).unwrap()).await.unwrap().is_none(), "nothing was made");
+}
+
 /// Nacos #3237, CVE-2021-29441: headers that promise that a request comes from inside.
 #[tokio::test]
 async fn c93_internal_looking_headers_open_nothing() {

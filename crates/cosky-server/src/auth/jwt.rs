@@ -16,8 +16,9 @@ pub(crate) struct Keys {
     decoding: DecodingKey,
     strict: Validation,
     expired_too: Validation,
-    access_ttl: Duration,
-    refresh_ttl: Duration,
+    /// Seconds, as claims count in them.
+    access_ttl: u64,
+    refresh_ttl: u64,
 }
 
 /// What a token says.
@@ -70,8 +71,8 @@ impl Keys {
             decoding: DecodingKey::from_secret(secret).map_err(|e| corrupt(e.to_string()))?,
             strict,
             expired_too,
-            access_ttl,
-            refresh_ttl,
+            access_ttl: access_ttl.as_secs(),
+            refresh_ttl: refresh_ttl.as_secs(),
         })
     }
 
@@ -82,7 +83,7 @@ impl Keys {
             jti: Uuid::now_v7().to_string(),
             sub: user.to_string(),
             iat: now,
-            exp: now + self.access_ttl.as_secs(),
+            exp: now + self.access_ttl,
             roles: Vec::new(),
             generation,
             purpose: None,
@@ -91,7 +92,7 @@ impl Keys {
             jti: Uuid::now_v7().to_string(),
             sub: access.jti.clone(),
             iat: now,
-            exp: now + self.refresh_ttl.as_secs(),
+            exp: now + self.refresh_ttl,
             roles: Vec::new(),
             generation,
             purpose: Some(Purpose::Refresh),
