@@ -1,8 +1,9 @@
 //! Opening a data directory, and saying what stands in the way when that fails.
 
 use std::{
-    fs::{self, File, OpenOptions, TryLockError},
+    fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io::{self, ErrorKind},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -16,6 +17,8 @@ const FILE: &str = "cosky.redb";
 const NEW_FILE: &str = "cosky.redb.new";
 /// Locked by the process that has the directory open.
 const LOCK: &str = "lock";
+/// Nobody else reads the data: the key that signs tokens is in it.
+const OWNER_ONLY: u32 = 0o600;
 /// Memory that redb may use for pages. Reads are served from this crate's own memory, so it needs little.
 const CACHE_BYTES: usize = 4 << 20;
 
@@ -75,7 +78,7 @@ pub enum OpenError {
 
 /// Opens or makes a data directory.
 pub(crate) fn directory(path: &Path) -> Result<Disk, OpenError> {
-    fs::create_dir_all(path).map_err(|error| system(path, error))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| system(path, error))?;
     let lock = lock(path)?;
     let file = path.join(FILE);
     if !fs::exists(&file).map_err(|error| system(&file, error))? {
@@ -118,7 +121,7 @@ fn guarded(open: impl FnOnce() -> Result<Database, DatabaseError>) -> Result<Dat
 
 fn lock(path: &Path) -> Result<File, OpenError> {
     let name = path.join(LOCK);
-    let open = OpenOptions::new().create(true).truncate(false).write(true).open(&name);
+    let open = OpenOptions::new().create(true).truncate(false).write(true).mode(OWNER_ONLY).open(&name);
     let file = open.map_err(|error| system(path, error))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -136,6 +139,9 @@ fn create(path: &Path, file: &Path) -> Result<(), OpenError> {
     {
         return Err(system(&new, error));
     }
+    // Made here, since the library would let everybody read it.
+    let file_made = OpenOptions::new().create_new(true).write(true).mode(OWNER_ONLY).open(&new);
+    file_made.map_err(|error| system(&new, error))?;
     let made = guarded(|| builder().create(&new));
     let renamed = made.map_err(|error| database(&new, error)).and_then(|made| {
         drop(made);
