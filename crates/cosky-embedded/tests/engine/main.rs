@@ -1,6 +1,8 @@
 //! Tests of the embedded engine as those who use it see it.
 
 mod conformance;
+mod durability;
 mod faulty;
 mod model;
+mod restart;
 mod world;

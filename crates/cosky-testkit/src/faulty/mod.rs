@@ -112,7 +112,7 @@ impl Fault {
         (Self::EventsReordered, "watch::changes_are_told_in_order"),
         (Self::GapAfterSnapshot, "watch::nothing_is_missed_or_doubled_at_the_beginning"),
         (Self::NeverResumes, "watch::a_watch_resumes_anywhere"),
-        (Self::ResumesAtHead, "watch::nothing_is_missed_or_doubled_by_resuming"),
+        (Self::ResumesAtHead, "watch::a_watch_resumes_anywhere"),
         (Self::FilterIgnored, "watch::a_filter_covers_what_it_names"),
         (Self::StaleRead, "reads::a_read_is_not_older_than_an_event"),
         (Self::AcknowledgedOnly, "reads::everybody_reads_their_own_writes"),

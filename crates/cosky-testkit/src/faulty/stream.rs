@@ -68,14 +68,21 @@ pub(super) fn faulty(good: WatchStream, fault: Option<Fault>) -> WatchStream {
     }
 }
 
-/// A watch whose snapshot was taken some time before its changes begin.
+/// A watch whose snapshot was taken some time before its changes begin: until something has changed, when anything
+/// does.
 pub(super) async fn with_gap(
     good: &dyn Registry,
     namespace: &Namespace,
     scope: Scope,
 ) -> Result<WatchStream> {
     let snapshot = good.watch(namespace, scope.clone(), None).await?.next().await;
-    tokio::time::sleep(Duration::from_millis(2)).await;
+    let place = good.services(namespace).await?.index;
+    for _ in 0..20 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        if good.services(namespace).await?.index != place {
+            break;
+        }
+    }
     let changes = good.watch(namespace, scope, None).await?.skip(1);
     Ok(Box::pin(stream::iter(snapshot).chain(changes)))
 }
