@@ -163,7 +163,7 @@ impl Keeper {
             let outcome = keeper.deregister(&entry).await;
             match &outcome {
                 Ok(was_there) => tracing::info!(instance.id = %entry.id, was_there, "deregistered"),
-                Err(error) => tracing::warn!(instance.id = %entry.id, %error, "could not be deregistered; its TTL is over"),
+                Err(error) => tracing::warn!(instance.id = %entry.id, %error, "not deregistered; it leaves when its TTL is over"),
             }
             keeper.forget(&entry, outcome.map_err(crate::Error::from));
             keeper.leaving.send_modify(|leaving| *leaving -= 1);
@@ -358,3 +358,6 @@ impl Keeper {
 fn late(limit: Duration) -> Error {
     Error::Unavailable { reason: format!("no answer within {limit:?}"), maybe_applied: true, source: None }
 }
+
+#[cfg(test)]
+mod tests;

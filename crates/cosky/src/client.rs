@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cosky_core::{Namespace, UserName};
+use cosky_core::{ConsumerName, Namespace, UserName};
 use reqwest::Method;
 use tokio::runtime::Handle;
 
@@ -48,6 +48,7 @@ pub struct Connect {
     addresses: Vec<String>,
     source: Source,
     namespace: Option<String>,
+    consumer: Option<String>,
     timeouts: Timeouts,
     close_timeout: Duration,
     check: bool,
@@ -140,6 +141,7 @@ impl Connect {
             addresses,
             source: Source::None,
             namespace: None,
+            consumer: None,
             timeouts: Timeouts {
                 connect: Duration::from_secs(1),
                 request: Duration::from_secs(5),
@@ -182,6 +184,12 @@ impl Connect {
     /// What [`Cosky::default_namespace`] gives.
     pub fn default_namespace(mut self, name: impl Into<String>) -> Self {
         self.namespace = Some(name.into());
+        self
+    }
+
+    /// Who looks for services, for the topology: usually the service id of this process. Nothing is noted without.
+    pub fn consumer(mut self, name: impl Into<String>) -> Self {
+        self.consumer = Some(name.into());
         self
     }
 
@@ -233,6 +241,7 @@ impl Connect {
             return Err(error);
         }
         let default_namespace = Namespace::new(self.namespace.as_deref().unwrap_or(Namespace::DEFAULT))?;
+        let consumer = self.consumer.as_deref().map(ConsumerName::new).transpose()?;
         let transport = Transport::new(Addresses::new(self.addresses)?, self.source, self.timeouts)?;
         if self.check {
             // The route is open to everybody and says by its headers who answers.
@@ -240,7 +249,7 @@ impl Connect {
             transport.credentials().bearer(&transport).await?;
         }
         let inner = Inner {
-            registry: Arc::new(HttpRegistry::new(transport)),
+            registry: Arc::new(HttpRegistry::new(transport, consumer)),
             runtime: Handle::current(),
             default_namespace,
             close_timeout: self.close_timeout,

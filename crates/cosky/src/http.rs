@@ -39,6 +39,7 @@ const BATCH_BYTES: usize = 128 * 1024;
 #[derive(Debug, Clone)]
 pub struct HttpRegistry {
     transport: Transport,
+    consumer: Option<ConsumerName>,
 }
 
 /// One stream of changes.
@@ -54,8 +55,9 @@ struct Stream {
 }
 
 impl HttpRegistry {
-    pub(crate) fn new(transport: Transport) -> Self {
-        Self { transport }
+    /// Watches and reads of instances are noted in the topology as those of `consumer`.
+    pub(crate) fn new(transport: Transport, consumer: Option<ConsumerName>) -> Self {
+        Self { transport, consumer }
     }
 
     pub(crate) fn transport(&self) -> &Transport {
@@ -64,6 +66,14 @@ impl HttpRegistry {
 
     async fn get(&self, path: String) -> Result<Answer> {
         self.transport.call(&Call::new(Method::GET, path)).await
+    }
+
+    /// Says who asks.
+    fn sign(&self, path: &mut String) {
+        if let Some(consumer) = &self.consumer {
+            path.push_str(if path.contains('?') { "&consumer=" } else { "?consumer=" });
+            wire::encode_segment(path, consumer.as_str());
+        }
     }
 
     /// A write that answers a bare boolean.
@@ -217,8 +227,9 @@ impl Registry for HttpRegistry {
         namespace: &Namespace,
         service: &ServiceId,
     ) -> Result<Read<Vec<ServiceInstance>>> {
-        let answer =
-            self.get(namespace_path(namespace, &["services", service.as_str(), "instances"])).await?;
+        let mut path = namespace_path(namespace, &["services", service.as_str(), "instances"]);
+        self.sign(&mut path);
+        let answer = self.get(path).await?;
         decode::read(&answer.headers, decode::instances(&answer)?)
     }
 
@@ -273,6 +284,7 @@ impl Registry for HttpRegistry {
                 wire::encode_segment(&mut path, service.as_str());
             }
         }
+        self.sign(&mut path);
         let mut call = Call::new(Method::GET, path).stream();
         call = call.header(ACCEPT, HeaderValue::from_static("text/event-stream"));
         if let Some(from) = from {

@@ -245,6 +245,8 @@ impl Transport {
         };
         let mut response = timeout_at(end, request.send()).await.map_err(|_| late())?.map_err(|error| {
             let sent = !error.is_connect() && !error.is_builder();
+            // The address is told already, and a query may hold an owner's nonce.
+            let error = error.without_url();
             let reason = format!("{address} cannot be reached: {}", chain(&error));
             let error = match unavailable(call, reason, Some(error)) {
                 Error::Unavailable { reason, source, maybe_applied } => {

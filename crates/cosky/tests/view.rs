@@ -269,6 +269,17 @@ async fn the_ten_lines_of_the_first_page_work() {
     assert!(server.ids("order").await.is_empty());
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn who_looks_for_whom_is_noted_when_the_client_says_who_it_is() {
+    let server = Server::start().await;
+    let _nobody = server.cosky().await.namespace(NS).unwrap().discover("stock").await.unwrap();
+    let order = server.connect().consumer("order").await.unwrap();
+    let _view = order.namespace(NS).unwrap().discover("stock").await.unwrap();
+    order.registry().instances(&namespace(), &ServiceId::new("tax").unwrap()).await.unwrap();
+    let expected = BTreeMap::from([("order".to_owned(), vec!["stock".to_owned(), "tax".to_owned()])]);
+    until("it is noted", async || server.engine.topology(&namespace()).await.unwrap() == expected).await;
+}
+
 /// A burst is taken in together, and the last list is right.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_burst_of_changes_ends_in_the_stores_state() {
