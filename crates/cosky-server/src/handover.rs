@@ -182,10 +182,11 @@ async fn write(writer: &mut WriteHalf<'_>, head: Vec<u8>, mut body: Body, chunke
     writer.shutdown().await
 }
 
-/// Reads until the client closes its side or the connection fails.
+/// Reads until the client closes its side or the connection fails. Takes the one place for a waker that polls have,
+/// because what hyper left there would keep its finished task in memory.
 async fn until_gone(reader: &mut ReadHalf<'_>) -> io::Result<()> {
     loop {
-        reader.readable().await?;
+        poll_fn(|cx| reader.as_ref().poll_read_ready(cx)).await?;
         match reader.try_read(&mut [0; 512]) {
             Ok(0) => return Ok(()),
             Ok(_) => {}
