@@ -1,6 +1,7 @@
 //! Providers in processes of their own: paused, killed, told to end, and replaced one by one.
 //!
 //! A provider is this test binary again, running [`provider`] alone with its part in the environment.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! What a registration promises, in front of a real server.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

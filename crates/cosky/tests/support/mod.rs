@@ -1,5 +1,5 @@
 //! Servers on real sockets, a proxy between them and the client that records and disturbs, and waiting for conditions.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![expect(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod proxy;
 
