@@ -44,17 +44,13 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// Checks the format and proves that the file can be written.
+    /// Proves that the file can be written.
     pub(crate) fn new(
         database: Database,
         reopen: Reopen,
         directory: Option<(PathBuf, File)>,
     ) -> Result<Self, OpenError> {
-        let path = directory.as_ref().map_or(Path::new("the backend"), |(path, _)| path);
-        let found = format(&database).map_err(|error| open::database(path, error))?;
-        if found.is_some_and(|found| found > FORMAT) {
-            return Err(OpenError::NewerFormat { found: found.unwrap_or_default(), known: FORMAT });
-        }
+        let path = directory.as_ref().map_or(Path::new(open::BACKEND), |(path, _)| path);
         prove_writable(&database).map_err(|error| open::database(path, error))?;
         Ok(Self {
             database: Some(database),
@@ -68,34 +64,6 @@ impl Disk {
 
     pub(crate) fn directory(&self) -> Option<&Path> {
         self.directory.as_ref().map(|(path, _)| path.as_path())
-    }
-
-    /// Reads everything. Instances and marks live one full term from `now`.
-    pub(crate) fn load(&mut self, now: Duration) -> Result<Memory, OpenError> {
-        let path = self.directory().unwrap_or(Path::new("the backend")).to_owned();
-        let mut memory = Memory::new();
-        let now = millis(now);
-        let read = |database: &Database, memory: &mut Memory| -> Result<Option<String>, redb::Error> {
-            let rows = database.begin_read()?.open_table(ROWS)?;
-            let mut names = Names::default();
-            for row in rows.iter()? {
-                let (key, value) = row?;
-                match Row::read(key.value(), value.value(), &mut names) {
-                    Ok(row) => load(memory, row, now),
-                    Err(reason) => {
-                        return Ok(Some(format!("row {:?}: {reason}", key.value().replace('\0', " "))));
-                    }
-                }
-            }
-            Ok(None)
-        };
-        let database = self.database.as_ref().expect("a disk is made with an open database");
-        match read(database, &mut memory) {
-            Ok(None) => memory.grace(now),
-            Ok(Some(reason)) => return Err(OpenError::Corrupt { reason }),
-            Err(error) => return Err(open::database(&path, error)),
-        }
-        Ok(memory)
     }
 
     /// Whether there is something to put right now, without anybody asking for it.
@@ -198,6 +166,41 @@ impl Disk {
     }
 }
 
+/// Checks the format and reads everything. Instances and marks live one full term from `now`.
+///
+/// # Errors
+/// [`OpenError::NewerFormat`], [`OpenError::Corrupt`], or what the system says of `path`.
+pub(crate) fn load(database: &Database, path: &Path, now: Duration) -> Result<Memory, OpenError> {
+    let mut memory = Memory::new();
+    match format(database).map_err(|error| open::database(path, error))? {
+        // A new file has nothing in it yet.
+        None => return Ok(memory),
+        Some(found) if found > FORMAT => return Err(OpenError::NewerFormat { found, known: FORMAT }),
+        Some(_) => {}
+    }
+    let now = millis(now);
+    let read = |memory: &mut Memory| -> Result<Option<String>, redb::Error> {
+        let rows = database.begin_read()?.open_table(ROWS)?;
+        let mut names = Names::default();
+        for row in rows.iter()? {
+            let (key, value) = row?;
+            match Row::read(key.value(), value.value(), &mut names) {
+                Ok(row) => take(memory, row, now),
+                Err(reason) => {
+                    return Ok(Some(format!("row {:?}: {reason}", key.value().replace('\0', " "))));
+                }
+            }
+        }
+        Ok(None)
+    };
+    match read(&mut memory) {
+        Ok(None) => memory.grace(now),
+        Ok(Some(reason)) => return Err(OpenError::Corrupt { reason }),
+        Err(error) => return Err(open::database(path, error)),
+    }
+    Ok(memory)
+}
+
 fn format(database: &Database) -> Result<Option<u64>, redb::Error> {
     let transaction = database.begin_read()?;
     match transaction.open_table(META) {
@@ -215,7 +218,7 @@ fn prove_writable(database: &Database) -> Result<(), redb::Error> {
     Ok(())
 }
 
-fn load(memory: &mut Memory, row: Row, now: u64) {
+fn take(memory: &mut Memory, row: Row, now: u64) {
     match row {
         Row::Namespace(namespace) => memory.list_namespace(namespace),
         Row::Service(namespace, service) => memory.list_service(&namespace, &service),

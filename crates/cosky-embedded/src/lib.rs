@@ -14,6 +14,7 @@ mod disk;
 mod hub;
 mod memory;
 mod open;
+mod overlay;
 mod registry;
 mod row;
 mod writer;
@@ -160,7 +161,7 @@ impl Embedded {
     /// # Cancellation
     /// A dropped future lets the opening finish in the background and close again.
     pub async fn open(options: Options) -> Result<Self, OpenError> {
-        Self::start(options, |options| open::directory(&options.data_dir)).await
+        Self::start(options, |options, now| open::directory(&options.data_dir, now)).await
     }
 
     /// Opens a storage backend of redb's instead of a directory. Clones of `backend` must share one storage: the engine
@@ -172,16 +173,15 @@ impl Embedded {
         backend: B,
         options: Options,
     ) -> Result<Self, OpenError> {
-        Self::start(options, |_| open::backend(backend)).await
+        Self::start(options, |_, now| open::backend(backend, now)).await
     }
 
     async fn start<F>(options: Options, open: F) -> Result<Self, OpenError>
     where
-        F: FnOnce(&Options) -> Result<disk::Disk, OpenError> + Send + 'static,
+        F: FnOnce(&Options, Duration) -> Result<(disk::Disk, Memory), OpenError> + Send + 'static,
     {
         tokio::task::spawn_blocking(move || {
-            let mut disk = open(&options)?;
-            let memory = disk.load(options.clock.now())?;
+            let (disk, memory) = open(&options, options.clock.now())?;
             let shared = Arc::new(Shared {
                 hub: Hub::new(options.limits).into(),
                 memory: memory.into(),

@@ -5,11 +5,16 @@ use std::{
     io::{self, ErrorKind},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
-use redb::{Builder, Database, DatabaseError, StorageBackend, StorageError};
+use redb::{Builder, Database, DatabaseError, StorageBackend, StorageError, backends::FileBackend};
 
-use crate::disk::Disk;
+use crate::{
+    disk::{self, Disk},
+    memory::Memory,
+    overlay::Overlay,
+};
 
 /// The file that holds the rows.
 const FILE: &str = "cosky.redb";
@@ -19,6 +24,8 @@ const NEW_FILE: &str = "cosky.redb.new";
 const LOCK: &str = "lock";
 /// Nobody else reads the data: the key that signs tokens is in it.
 const OWNER_ONLY: u32 = 0o600;
+/// What a storage backend is called in place of a path.
+pub(crate) const BACKEND: &str = "the backend";
 /// Memory that redb may use for pages. Reads are served from this crate's own memory, so it needs little.
 const CACHE_BYTES: usize = 4 << 20;
 
@@ -76,8 +83,8 @@ pub enum OpenError {
     },
 }
 
-/// Opens or makes a data directory.
-pub(crate) fn directory(path: &Path) -> Result<Disk, OpenError> {
+/// Opens or makes a data directory, and loads what it holds.
+pub(crate) fn directory(path: &Path, now: Duration) -> Result<(Disk, Memory), OpenError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| system(path, error))?;
     let lock = lock(path)?;
     let file = path.join(FILE);
@@ -85,23 +92,37 @@ pub(crate) fn directory(path: &Path) -> Result<Disk, OpenError> {
         create(path, &file)?;
     }
     // A read-only mount lets root past mode bits, so only opening for writing tells.
-    OpenOptions::new().read(true).write(true).open(&file).map_err(|error| system(&file, error))?;
+    let opened = OpenOptions::new().read(true).write(true).open(&file);
+    let under = FileBackend::new(opened.map_err(|error| system(&file, error))?);
+    let memory = examine(under.map_err(|error| database(&file, error))?, &file, now)?;
     let reopen = {
         let file = file.clone();
         move || guarded(|| builder().open(&file))
     };
     let database = reopen().map_err(|error| database(&file, error))?;
-    Disk::new(database, Box::new(reopen), Some((path.to_owned(), lock)))
+    Ok((Disk::new(database, Box::new(reopen), Some((path.to_owned(), lock)))?, memory))
 }
 
-/// Opens or makes a database in a storage backend.
-pub(crate) fn backend<B: StorageBackend + Clone>(backend: B) -> Result<Disk, OpenError> {
+/// Opens or makes a database in a storage backend, and loads what it holds.
+pub(crate) fn backend<B: StorageBackend + Clone>(
+    backend: B,
+    now: Duration,
+) -> Result<(Disk, Memory), OpenError> {
+    let memory = examine(backend.clone(), Path::new(BACKEND), now)?;
     let reopen = move || {
         let backend = backend.clone();
         guarded(|| builder().create_with_backend(backend))
     };
-    let database = reopen().map_err(|error| self::database(Path::new("the backend"), error))?;
-    Disk::new(database, Box::new(reopen), None)
+    let database = reopen().map_err(|error| self::database(Path::new(BACKEND), error))?;
+    Ok((Disk::new(database, Box::new(reopen), None)?, memory))
+}
+
+/// Checks every page and reads every row without writing: what cannot be used stays as it is, byte for byte.
+fn examine(under: impl StorageBackend, path: &Path, now: Duration) -> Result<Memory, OpenError> {
+    let overlay = Overlay::new(under).map_err(|error| system(path, error))?;
+    let open = || builder().set_check_integrity_on_open(true).create_with_backend(overlay);
+    let examined = guarded(open).map_err(|error| database(path, error))?;
+    disk::load(&examined, path, now)
 }
 
 fn builder() -> Builder {

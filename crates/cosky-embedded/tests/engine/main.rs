@@ -4,5 +4,6 @@ mod conformance;
 mod durability;
 mod faulty;
 mod model;
+mod open;
 mod restart;
 mod world;
