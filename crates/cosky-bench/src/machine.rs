@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+    time::{ClockId, clock_gettime},
 };
 
 /// Kernel ticks per second in `/proc/PID/stat`; fixed in Linux' interface to programs.
@@ -54,6 +55,11 @@ pub(crate) fn resident_bytes(pid: u32) -> Result<f64> {
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
     let kilobytes: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kilobytes * 1024.0)
+}
+
+/// Time that this thread has spent on a core.
+pub(crate) fn thread_time() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// Time that all threads of `pid` have spent on a core, in steps of 10 ms.

@@ -46,7 +46,7 @@ fn batch(batch: i64) -> impl Iterator<Item = i64> {
     (batch * size..(batch + 1) * size).map(|turn| turn * 7919 % INSTANCES)
 }
 
-/// Beats a second, on a thread that does nothing else, while the engine's own threads have the other core.
+/// Beats a second of a thread's time on its core, while the engine's own threads have the other one.
 fn in_engine(cores: Cores) -> Result<f64> {
     machine::pin(cores.server)?;
     let data = tempfile::tempdir()?;
@@ -91,7 +91,7 @@ async fn beat_all(engine: &Embedded, namespace: &Namespace) -> Result<f64> {
         .collect();
     let mut rates = Vec::new();
     for _ in 0..ROUNDS {
-        let start = Instant::now();
+        let (start, cpu) = (Instant::now(), machine::thread_time());
         let mut beats = 0;
         while start.elapsed() < ROUND {
             for keys in &keys {
@@ -103,7 +103,7 @@ async fn beat_all(engine: &Embedded, namespace: &Namespace) -> Result<f64> {
                 beats += answers.len();
             }
         }
-        rates.push(beats as f64 / start.elapsed().as_secs_f64());
+        rates.push(beats as f64 / (machine::thread_time() - cpu).as_secs_f64());
     }
     Ok(median(&mut rates))
 }
