@@ -13,6 +13,8 @@ step 'clippy'
 cargo clippy --workspace --all-targets --locked -- -D warnings
 step 'rustdoc'
 RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps --locked --quiet
+step 'what the documentation names'
+scripts/check-docs.sh
 step 'licences and sources of dependencies'
 if cargo deny --version >/dev/null 2>&1; then
   cargo deny --locked check licenses bans sources
