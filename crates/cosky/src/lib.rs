@@ -69,3 +69,8 @@ pub use instance::Instance;
 pub use namespace::{Discover, NamespaceClient};
 pub use registration::Registration;
 pub use view::{LiveView, ViewReader};
+
+/// Compiles the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
