@@ -6,6 +6,8 @@ pub const NAME_BYTES: usize = 512;
 pub const HOST_BYTES: usize = 255;
 /// Bytes of a URI scheme.
 pub const SCHEMA_BYTES: usize = 255;
+/// Bytes of an instance id: a service, a scheme, a host and a port, and room for a host in another spelling.
+pub const INSTANCE_ID_BYTES: usize = 2048;
 /// Bytes of an owner nonce.
 pub const OWNER_BYTES: usize = 64;
 /// Entries of one instance's metadata.

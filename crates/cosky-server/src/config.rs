@@ -37,7 +37,7 @@ pub struct Config {
 pub struct Limits {
     /// Bytes of a request's body, 1 MiB; above it 413.
     pub body_bytes: usize,
-    /// Bytes of a request's line and headers together, 16 KiB; above it 431. At least 8 KiB.
+    /// Bytes of a request's line and headers together, 48 KiB, so that a watch can name many services; above it 431. At least 8 KiB.
     pub header_bytes: usize,
     /// Header fields of a request, 64; above it 431. At most 100.
     pub header_fields: usize,
@@ -77,7 +77,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             body_bytes: 1 << 20,
-            header_bytes: 16 << 10,
+            header_bytes: 48 << 10,
             header_fields: 64,
             connections: 32_768,
             watchers: 20_000,

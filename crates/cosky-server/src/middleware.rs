@@ -24,7 +24,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("cosec-request-id");
 /// Bytes of the longest request id that is taken over from a client.
 const REQUEST_ID_BYTES: usize = 128;
 /// Bytes of the longest path and query.
-pub(crate) const URI_BYTES: usize = 8 << 10;
+pub(crate) const URI_BYTES: usize = 32 << 10;
 /// How long a browser may remember what CORS allows, in seconds (compat §4.1).
 const CORS_MAX_AGE: u64 = 1_800;
 

@@ -39,10 +39,10 @@ async fn every_answer_carries_its_id_the_version_and_nosniff() {
 async fn heads_and_bodies_have_limits() {
     let server = Server::start().await;
     let mut client = server.client().await;
-    let answer = client.get(&format!("/livez?{}", "x".repeat(8 << 10))).await;
-    answer.refused(414, "too_large", "8192");
-    let big = "x".repeat(16 << 10);
-    client.send("GET", "/livez", &[("X-Big", &big)], b"").await.refused(431, "too_large", "16384");
+    let answer = client.get(&format!("/livez?{}", "x".repeat(32 << 10))).await;
+    answer.refused(414, "too_large", "32768");
+    let big = "x".repeat(48 << 10);
+    client.send("GET", "/livez", &[("X-Big", &big)], b"").await.refused(431, "too_large", "49152");
     let many = vec![("X-Many", "1"); 70];
     client.send("GET", "/livez", &many, b"").await.refused(431, "too_large", "64");
     client.get("/livez").await.expect(200);

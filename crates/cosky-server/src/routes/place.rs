@@ -1,7 +1,7 @@
 //! Where a request points: the names in its path, checked before a handler sees them.
 
 use axum::extract::FromRequestParts;
-use cosky_core::{InstanceId, Namespace, ServiceId};
+use cosky_core::{Error, InstanceId, Namespace, ServiceId, limits::INSTANCE_ID_BYTES};
 use http::request::Parts;
 
 use crate::{ApiError, extract::Path};
@@ -50,6 +50,10 @@ impl<S: Send + Sync> FromRequestParts<S> for AtInstance {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let Path((namespace, service, id)) =
             Path::<(String, String, String)>::from_request_parts(parts, state).await?;
+        if id.len() > INSTANCE_ID_BYTES {
+            let reason = format!("is longer than {INSTANCE_ID_BYTES} bytes");
+            return Err(Error::invalid("instanceId", reason).into());
+        }
         let id = canonical(&id).unwrap_or(id);
         Ok(Self { namespace: Namespace::new(&namespace)?, service: ServiceId::new(&service)?, id })
     }
