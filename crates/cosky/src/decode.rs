@@ -23,8 +23,12 @@ use crate::{sse::SseEvent, transport::Answer};
 const COUNTED: [&str; 7] =
     ["namespaces", "services", "instances", "watchers", "API tokens", "connections", "long polls"];
 
+/// `Date` and `ttlAt` are whole seconds, the one cut off and the other rounded: together they may say so much more than
+/// is left.
+const ROUNDED: Duration = Duration::from_millis(1500);
+
 /// The clock of a server, known from the `Date` of one of its answers and run on by the local clock, so that no two
-/// machines' clocks are compared. Good to a second.
+/// machines' clocks are compared.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ServerClock {
     /// Seconds since 1970 at `seen`, when the server told.
@@ -42,11 +46,11 @@ impl ServerClock {
         }
     }
 
-    /// How long it is until `ttl_at` there; at least a millisecond, since whether a life is over is not for this clock
-    /// to say.
+    /// How long it is until `ttl_at` there: never more than is left, and up to 2 s less, but at least a millisecond, since
+    /// whether a life is over is not for this clock to say.
     fn until(&self, ttl_at: i64) -> Duration {
         let end = Duration::from_secs(u64::try_from(ttl_at).unwrap_or_default());
-        let left = self.unix.and_then(|unix| end.checked_sub(unix + self.seen.elapsed()));
+        let left = self.unix.and_then(|unix| end.checked_sub(unix + self.seen.elapsed() + ROUNDED));
         left.unwrap_or_default().max(Duration::from_millis(1))
     }
 
@@ -280,7 +284,12 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert(DATE, "Sun, 06 Nov 1994 08:49:37 GMT".parse().unwrap());
         let left = ServerClock::of(&headers).until(784_111_777 + 30);
-        assert!(left > Duration::from_secs(29) && left <= Duration::from_secs(30), "{left:?}");
+        assert!(left > Duration::from_secs(28) && left < Duration::from_secs(29), "{left:?}");
+        assert_eq!(
+            ServerClock::of(&headers).until(784_111_777),
+            Duration::from_millis(1),
+            "over is for others to say"
+        );
         headers.insert(wire::TTL_MS, "30000".parse().unwrap());
         let Life::Remaining { remaining, ttl_at } = life(&headers) else { panic!("it has an end") };
         assert_eq!((remaining, ttl_at), (Duration::from_secs(30), 784_111_807));

@@ -33,8 +33,8 @@ const BATCH_BYTES: usize = 128 * 1024;
 ///   sent again only when twice is as good as once: reads, beats, a registration or deregistration that names its
 ///   owner, and `set_metadata`. A repeated `deregister` answers false when the first one had removed the instance.
 ///   Everything else fails with [`Error::Unavailable`] and `maybe_applied` set.
-/// * **Remaining life** in lists and watches is told by the server's clock in whole seconds; in [`Registry::instance`]
-///   and [`Registry::register`] to the millisecond.
+/// * **Remaining life** in lists and watches is told by the server's clock in whole seconds: never more than is left, and
+///   up to 2 s less. In [`Registry::instance`] and [`Registry::register`] it is exact to the millisecond.
 /// * **`add_dependency`** is noted by the server beside a read, so this reads until the topology shows it.
 #[derive(Debug, Clone)]
 pub struct HttpRegistry {
