@@ -284,18 +284,18 @@ struct PurgeStep {
 }
 
 fn purge(batch: &mut Batch<'_>, namespace: Namespace) -> Result<PurgeStep> {
+    // Whatever was dead was removed before this batch's requests. All services are looked at before the first goes.
+    let alive = Key::instances_in(&namespace);
+    if let Some(key) = batch.keys(&alive, 1)?.first() {
+        let service = key[alive.len()..].split('\0').next().unwrap_or_default();
+        let reason = format!("namespace {namespace} has live instances of {service}; deregister them first");
+        return Err(Error::Conflict { reason });
+    }
     let prefix = Key::services_of(&namespace);
     let services = batch.keys(&prefix, PURGE_STEP)?;
     let mut left = Vec::new();
     for key in &services {
         left.push(ServiceId::new(&key[prefix.len()..])?);
-    }
-    for service in &left {
-        if has_instances(batch, &namespace, service)? {
-            let reason =
-                format!("namespace {namespace} has live instances of {service}; deregister them first");
-            return Err(Error::Conflict { reason });
-        }
     }
     for service in left {
         remove_service(batch, namespace.clone(), service)?;

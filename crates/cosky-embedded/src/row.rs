@@ -95,6 +95,11 @@ impl Key {
         format!("s\0{namespace}\0")
     }
 
+    /// Where the rows of a namespace's instances begin.
+    pub(crate) fn instances_in(namespace: &Namespace) -> String {
+        format!("i\0{namespace}\0")
+    }
+
     /// Where the rows of a service's instances begin.
     pub(crate) fn instances_of(namespace: &Namespace, service: &ServiceId) -> String {
         format!("i\0{namespace}\0{service}\0")

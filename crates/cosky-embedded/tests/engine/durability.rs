@@ -69,7 +69,7 @@ impl Writer {
         match found {
             Some(found) => {
                 let state: u64 = found.metadata().get("state").unwrap().parse().unwrap();
-                let fits = (from..=to).contains(&state) && state % 4 != 0;
+                let fits = (from..=to).contains(&state) && !state.is_multiple_of(4);
                 let listed = engine.services(&shop()).await.unwrap().value.contains(&self.new.service);
                 if fits && listed {
                     Ok(())

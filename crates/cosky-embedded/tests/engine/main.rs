@@ -1,4 +1,5 @@
 //! Tests of the embedded engine as those who use it see it.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod conformance;
 mod durability;

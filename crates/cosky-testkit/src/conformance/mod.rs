@@ -31,13 +31,16 @@ use std::{future::Future, pin::Pin, sync::Arc};
 
 pub use world::World;
 
+/// Panics when the engine breaks a promise.
+pub type Verdict = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// A case by its name, for those who run them by themselves.
 #[derive(Clone, Copy)]
 pub struct Case {
     /// Topic and function.
     pub name: &'static str,
     /// Judges the engine of a fresh world.
-    pub run: fn(Arc<dyn World>) -> Pin<Box<dyn Future<Output = ()> + Send>>,
+    pub run: fn(Arc<dyn World>) -> Verdict,
 }
 
 /// Makes the list of cases, and the macro that makes a test of each, so that no case can be left out of one of them.
@@ -81,6 +84,7 @@ suite! { $
             purging_tells_whether_anything_was_there,
             purging_removes_everything_and_tells,
             a_live_instance_forbids_purging,
+            a_live_instance_forbids_purging_of_many,
             dead_instances_do_not_forbid_purging,
             purging_never_takes_an_acknowledged_instance;
         services:

@@ -135,6 +135,30 @@ pub async fn a_live_instance_forbids_purging(world: Arc<dyn World>) {
     }
 }
 
+/// Also the last of very many services may have the instance that forbids it; then none of the others is removed.
+pub async fn a_live_instance_forbids_purging_of_many(world: Arc<dyn World>) {
+    let (registry, shop) = (world.registry(), shop());
+    let set = |n: usize| {
+        let (registry, shop) = (Arc::clone(&registry), shop.clone());
+        async move {
+            for n in n * 40..(n + 1) * 40 {
+                registry.set_service(&shop, &service(&format!("service-{n:03}"))).await.unwrap();
+            }
+        }
+    };
+    together(16, set).await;
+    let last = permanent("z", 80);
+    registry.register(&shop, &last).await.unwrap();
+    let mut watcher = Watcher::open(&*world, &shop).await;
+    let refused = registry.purge_namespace(&shop).await;
+    assert!(matches!(refused, Err(Error::Conflict { .. })), "{refused:?}");
+    assert_eq!(registry.services(&shop).await.unwrap().value.len(), 641);
+    watcher.hears_nothing(&*registry, &shop).await;
+    registry.deregister(&shop, &last.service, last.id().as_str(), None).await.unwrap();
+    assert!(registry.purge_namespace(&shop).await.unwrap());
+    assert_eq!(registry.services(&shop).await.unwrap().value, []);
+}
+
 /// Once the last instance has expired, a purge removes its service like any other.
 pub async fn dead_instances_do_not_forbid_purging(world: Arc<dyn World>) {
     let (registry, shop) = (world.registry(), shop());

@@ -184,7 +184,7 @@ pub async fn what_is_told_adds_up_to_what_is_read(world: Arc<dyn World>) {
                 registry.register(&shop, &new).await.unwrap();
                 let metadata = Metadata::new([("round", round.to_string())]).unwrap();
                 registry.set_metadata(&shop, &new.service, id.as_str(), &metadata).await.unwrap();
-                if (n + round) % 2 == 0 {
+                if (n + round).is_multiple_of(2) {
                     registry.deregister(&shop, &new.service, id.as_str(), None).await.unwrap();
                     registry.remove_service(&shop, &new.service).await.unwrap();
                 }

@@ -16,6 +16,8 @@ use cosky_core::{
 
 use super::{Every, Fault, stream};
 
+type List = Read<Vec<ServiceInstance>>;
+
 pub(super) struct Faulty {
     good: Arc<dyn Registry>,
     fault: Option<Fault>,
@@ -23,7 +25,7 @@ pub(super) struct Faulty {
     /// What was registered last at each address.
     known: Mutex<HashMap<(Namespace, String), Registration>>,
     /// The answers that were given last.
-    lists: Mutex<HashMap<(Namespace, ServiceId), Read<Vec<ServiceInstance>>>>,
+    lists: Mutex<HashMap<(Namespace, ServiceId), List>>,
 }
 
 impl Faulty {
