@@ -3,7 +3,7 @@
 //! A case is an async function over a [`World`], and panics when the engine breaks a promise. The test files of an
 //! engine hold no cases of their own for what is common; they name a world and let a macro make one test per case:
 //!
-//! ```ignore
+//! ```text
 //! cosky_testkit::registry_tests!(MyWorld::new().await);
 //! ```
 //!
