@@ -1,5 +1,6 @@
 //! Field cases about names, ids and addresses in paths and bodies. What they say of configs, users and roles waits for
 //! those.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 
