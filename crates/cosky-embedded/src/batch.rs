@@ -52,7 +52,8 @@ pub(crate) struct Batch<'t> {
     /// Seconds since 1970.
     pub(crate) unix: u64,
     effects: Vec<Effect>,
-    touched: BTreeSet<Key>,
+    /// The rows that were written, kept by whoever must put them right after a failure.
+    touched: &'t mut BTreeSet<Key>,
     failure: Option<Error>,
     /// How much this batch adds to what memory counts.
     pub(crate) growth: Growth,
@@ -69,15 +70,12 @@ pub(crate) struct Growth {
     pub(crate) used_refresh: usize,
 }
 
-/// What is left of a batch when its transaction is over.
-pub(crate) struct Outcome {
-    pub(crate) effects: Vec<Effect>,
-    pub(crate) touched: BTreeSet<Key>,
-    pub(crate) failure: Option<Error>,
-}
-
 impl<'t> Batch<'t> {
-    pub(crate) fn new(rows: Table<'t, &'static str, &'static [u8]>, shared: &'t Shared) -> Self {
+    pub(crate) fn new(
+        rows: Table<'t, &'static str, &'static [u8]>,
+        touched: &'t mut BTreeSet<Key>,
+        shared: &'t Shared,
+    ) -> Self {
         Self {
             rows,
             memory: shared.read(),
@@ -85,14 +83,18 @@ impl<'t> Batch<'t> {
             now: millis(shared.clock.now()),
             unix: shared.clock.unix().as_secs(),
             effects: Vec::new(),
-            touched: BTreeSet::new(),
+            touched,
             failure: None,
             growth: Growth::default(),
         }
     }
 
-    pub(crate) fn finish(self) -> Outcome {
-        Outcome { effects: self.effects, touched: self.touched, failure: self.failure }
+    /// The effects, when no row could not be read or written.
+    ///
+    /// # Errors
+    /// The first such failure.
+    pub(crate) fn finish(self) -> Result<Vec<Effect>> {
+        self.failure.map_or(Ok(self.effects), Err)
     }
 
     /// Adds what will happen to memory.
@@ -195,7 +197,7 @@ impl<'t> Batch<'t> {
 
     fn fail(&mut self, error: impl Into<redb::Error>) -> Error {
         let error = unavailable(&error.into(), false);
-        self.failure = Some(error.clone());
+        self.failure.get_or_insert(error.clone());
         error
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fs::File,
+    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -13,7 +14,7 @@ use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefini
 
 use crate::{
     Shared,
-    batch::{Batch, Outcome, unavailable},
+    batch::{Batch, Effect, unavailable},
     memory::{Gone, Memory, Slot, millis},
     open::{self, OpenError},
     row::{Key, Names, Row},
@@ -79,90 +80,66 @@ impl Disk {
         self.dirty.extend(keys);
     }
 
-    /// Runs `work` in one transaction and commits it with an fsync. On a failure the file is opened again at the next
-    /// call, and the rows that `work` touched are put right before anything else.
+    /// Runs `work` in one transaction, commits it with an fsync, and returns its effects on memory. After a failure the
+    /// file is opened again at a later call, and the rows that `work` touched are put right before anything else.
     pub(crate) fn transact(
         &mut self,
         shared: &Shared,
         work: impl FnOnce(&mut Batch<'_>),
-    ) -> (Outcome, Result<(), Error>) {
-        let empty = || Outcome { effects: Vec::new(), touched: BTreeSet::new(), failure: None };
+    ) -> Result<Vec<Effect>, Error> {
         let now = shared.clock.now();
-        if let Err(error) = self.ensure_open(now) {
-            return (empty(), Err(error));
-        }
-        let Some(database) = &self.database else {
-            return (empty(), Err(Error::unavailable("the file is not open")));
-        };
-        let begun = database.begin_write().map_err(redb::Error::from);
-        let transaction = match begun {
-            Ok(transaction) => transaction,
-            Err(error) => return (empty(), Err(self.failed(now, BTreeSet::new(), &error, false))),
-        };
-        let rows = transaction.open_table(ROWS).map_err(redb::Error::from);
-        let run = |rows| {
-            let mut batch = Batch::new(rows, shared);
-            if batch.reconcile(&self.dirty).is_ok() {
-                work(&mut batch);
-            }
-            batch.finish()
-        };
-        let outcome = match rows.map(run) {
-            Ok(outcome) => outcome,
-            Err(error) => return (empty(), Err(self.failed(now, BTreeSet::new(), &error, false))),
-        };
-        if let Some(failure) = outcome.failure.clone() {
-            drop(transaction);
-            self.give_up(now, outcome.touched.clone(), &failure);
-            return (outcome, Err(failure));
-        }
-        match transaction.commit() {
-            Ok(()) => {
-                self.dirty.clear();
-                (outcome, Ok(()))
-            }
-            Err(error) => {
-                let error = self.failed(now, outcome.touched.clone(), &error.into(), true);
-                (outcome, Err(error))
-            }
-        }
-    }
-
-    fn failed(
-        &mut self,
-        now: Duration,
-        touched: BTreeSet<Key>,
-        error: &redb::Error,
-        maybe_applied: bool,
-    ) -> Error {
-        let failure = unavailable(error, maybe_applied);
-        self.give_up(now, touched, &failure);
-        failure
-    }
-
-    /// Closes the file until the next attempt to open it.
-    fn give_up(&mut self, now: Duration, touched: BTreeSet<Key>, failure: &Error) {
-        self.database = None;
-        self.last_attempt = now;
-        self.failure = Some(failure.clone());
-        self.dirty.extend(touched);
-    }
-
-    fn ensure_open(&mut self, now: Duration) -> Result<(), Error> {
-        if self.database.is_some() {
-            return Ok(());
-        }
-        if let Some(failure) = &self.failure
+        if let (None, Some(failure)) = (&self.database, &self.failure)
             && now.saturating_sub(self.last_attempt) < REOPEN_PAUSE
         {
             return Err(Error::unavailable(failure.to_string()));
         }
-        let opened = (self.reopen)().map_err(redb::Error::from);
-        match opened.and_then(|database| prove_writable(&database).map(|()| database)) {
-            Ok(database) => self.database = Some(database),
-            Err(error) => return Err(self.failed(now, BTreeSet::new(), &error, false)),
+        let mut touched = BTreeSet::new();
+        // A damaged page can trip an assertion of the library. The thread must outlive it, or nothing would expire.
+        let attempt = AssertUnwindSafe(|| self.attempt(shared, &mut touched, work));
+        let failure = match std::panic::catch_unwind(attempt) {
+            Ok(Ok(effects)) => {
+                self.dirty.clear();
+                return Ok(effects);
+            }
+            Ok(Err(failure)) => failure,
+            Err(_panic) => {
+                let reason =
+                    "the data file cannot be written (an assertion failed); reads and beats go on".into();
+                Error::Unavailable { reason, maybe_applied: true, source: None }
+            }
+        };
+        self.database = None;
+        self.last_attempt = now;
+        self.failure = Some(failure.clone());
+        self.dirty.append(&mut touched);
+        Err(failure)
+    }
+
+    fn attempt(
+        &mut self,
+        shared: &Shared,
+        touched: &mut BTreeSet<Key>,
+        work: impl FnOnce(&mut Batch<'_>),
+    ) -> Result<Vec<Effect>, Error> {
+        let refused = |error: redb::Error| unavailable(&error, false);
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => {
+                let database = (self.reopen)().map_err(|error| refused(error.into()))?;
+                prove_writable(&database).map_err(refused)?;
+                database
+            }
+        };
+        let transaction = database.begin_write().map_err(|error| refused(error.into()))?;
+        let rows = transaction.open_table(ROWS).map_err(|error| refused(error.into()))?;
+        let mut batch = Batch::new(rows, touched, shared);
+        if batch.reconcile(&self.dirty).is_ok() {
+            work(&mut batch);
         }
-        Ok(())
+        let effects = batch.finish()?;
+        transaction.commit().map_err(|error| unavailable(&error.into(), true))?;
+        self.database = Some(database);
+        Ok(effects)
     }
 }
 

@@ -1,7 +1,8 @@
 //! Who watches what, and the ring of recent changes from which a watcher resumes.
 //!
 //! A change is pushed to the queues of the watchers that it concerns and to nobody else, so ten thousand idle watchers
-//! cost nothing when something happens elsewhere. A queue is bounded; whoever lets it fill up is cut off.
+//! cost nothing when something happens elsewhere. A queue is small; whoever lets it fill up reads on from the ring, which
+//! all share, and whoever falls behind the ring is cut off. So a burst costs nobody his stream who only needs a moment.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -37,6 +38,7 @@ pub(crate) struct Hub {
 /// The watchers of one namespace.
 #[derive(Default)]
 struct Audience {
+    recent: Option<Recent>,
     of_all: Vec<u64>,
     of_service: HashMap<ServiceId, Vec<u64>>,
 }
@@ -44,17 +46,30 @@ struct Audience {
 struct Watcher {
     namespace: Namespace,
     scope: Scope,
-    /// Changes up to here are in what the watcher was given at first.
+    /// Changes up to here were handed over, or are in what the watcher was given at first.
     known: u64,
     queue: mpsc::Sender<Arc<Change>>,
-    lagged: Arc<AtomicBool>,
+    /// The queue was full: once it is empty, the watcher reads on from the ring.
+    behind: Arc<AtomicBool>,
+}
+
+/// A snapshot of a whole namespace that somebody still holds, and the last change anywhere that is in it.
+struct Recent {
+    snapshot: Weak<Change>,
+    sequence: u64,
+}
+
+/// What a watcher behind its queue is given.
+enum CaughtUp {
+    Changes(VecDeque<Arc<Change>>),
+    Lagged,
 }
 
 /// One watcher's stream.
 pub(crate) struct Watch {
     first: VecDeque<Arc<Change>>,
     queue: mpsc::Receiver<Arc<Change>>,
-    lagged: Arc<AtomicBool>,
+    behind: Arc<AtomicBool>,
     id: u64,
     shared: Weak<Shared>,
 }
@@ -101,10 +116,7 @@ impl Hub {
         };
         let (first, known) = match from.filter(resumable) {
             Some(from) => (self.after(from.sequence, namespace, &scope), from.sequence),
-            None => {
-                let snapshot = Event::Snapshot(memory.snapshot(namespace, &scope, &*shared.clock));
-                (VecDeque::from([Arc::new(Change::new(last, snapshot))]), memory.sequence)
-            }
+            None => self.snapshot(shared, memory, namespace, &scope),
         };
         let (sender, queue) = mpsc::channel(self.limits.watcher_queue);
         let id = self.next_watcher;
@@ -118,16 +130,44 @@ impl Hub {
                 }
             }
         }
-        let lagged = Arc::new(AtomicBool::new(false));
+        let behind = Arc::new(AtomicBool::new(false));
         let watcher = Watcher {
             namespace: namespace.clone(),
             scope,
             known,
             queue: sender,
-            lagged: Arc::clone(&lagged),
+            behind: Arc::clone(&behind),
         };
         self.watchers.insert(id, watcher);
-        Ok(Watch { first, queue, lagged, id, shared: Arc::downgrade(shared) })
+        Ok(Watch { first, queue, behind, id, shared: Arc::downgrade(shared) })
+    }
+
+    /// A snapshot, and up to where it goes. Watchers of a whole namespace that come together, as they do after a restart,
+    /// share one for as long as somebody holds it: with many instances it is large, and so is its text. What has changed
+    /// since comes after it.
+    fn snapshot(
+        &mut self,
+        shared: &Shared,
+        memory: &Memory,
+        namespace: &Namespace,
+        scope: &Scope,
+    ) -> (VecDeque<Arc<Change>>, u64) {
+        let recent = self.spaces.get(namespace).and_then(|audience| audience.recent.as_ref());
+        if *scope == Scope::All
+            && let Some(Recent { snapshot, sequence }) = recent
+            && let Some(snapshot) = snapshot.upgrade().filter(|_| *sequence >= self.floor)
+        {
+            let mut first = self.after(*sequence, namespace, scope);
+            first.push_front(snapshot);
+            return (first, *sequence);
+        }
+        let content = memory.snapshot(namespace, scope, &*shared.clock);
+        let snapshot = Arc::new(Change::new(memory.index(namespace), Event::Snapshot(content)));
+        if *scope == Scope::All {
+            let recent = Recent { snapshot: Arc::downgrade(&snapshot), sequence: memory.sequence };
+            self.spaces.entry(namespace.clone()).or_default().recent = Some(recent);
+        }
+        (VecDeque::from([snapshot]), memory.sequence)
     }
 
     /// The changes of the ring after `sequence` that concern a watcher.
@@ -166,15 +206,36 @@ impl Hub {
     }
 
     fn deliver(&mut self, id: u64, change: &Arc<Change>) {
-        let Some(watcher) = self.watchers.get(&id) else { return };
-        if change.index.sequence <= watcher.known {
+        let Some(watcher) = self.watchers.get_mut(&id) else { return };
+        if change.index.sequence <= watcher.known || watcher.behind.load(Ordering::Acquire) {
             return;
         }
         if watcher.queue.try_send(Arc::clone(change)).is_err() {
-            watcher.lagged.store(true, Ordering::Release);
+            watcher.behind.store(true, Ordering::Release);
+            // The reader may have emptied the queue before it could see this; then nothing would wake it.
+            if watcher.queue.try_send(Arc::clone(change)).is_err() {
+                return;
+            }
+            watcher.behind.store(false, Ordering::Release);
+        }
+        watcher.known = change.index.sequence;
+    }
+
+    /// The changes that a watcher has missed since its queue was full; it hears of later ones by the queue again.
+    fn catch_up(&mut self, id: u64) -> CaughtUp {
+        let Some(watcher) = self.watchers.get(&id) else { return CaughtUp::Changes(VecDeque::new()) };
+        if watcher.known < self.floor {
             self.lagged += 1;
             self.unsubscribe(id);
+            return CaughtUp::Lagged;
         }
+        let missed = self.after(watcher.known, &watcher.namespace, &watcher.scope);
+        let newest = self.ring.back().map(|(_, change)| change.index.sequence);
+        if let Some(watcher) = self.watchers.get_mut(&id) {
+            watcher.known = newest.unwrap_or(watcher.known).max(watcher.known);
+            watcher.behind.store(false, Ordering::Release);
+        }
+        CaughtUp::Changes(missed)
     }
 
     fn unsubscribe(&mut self, id: u64) {
@@ -211,15 +272,23 @@ impl Stream for Watch {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        if let Some(change) = this.first.pop_front() {
-            return Poll::Ready(Some(Ok(change)));
-        }
-        match this.queue.poll_recv(cx) {
-            Poll::Ready(None) if this.lagged.swap(false, Ordering::AcqRel) => {
-                Poll::Ready(Some(Err(Error::Lagged)))
+        loop {
+            if let Some(change) = this.first.pop_front() {
+                return Poll::Ready(Some(Ok(change)));
             }
-            Poll::Ready(change) => Poll::Ready(change.map(Ok)),
-            Poll::Pending => Poll::Pending,
+            match this.queue.poll_recv(cx) {
+                // Pending alone does not say that the queue is empty: the runtime lets nobody read for too long.
+                Poll::Pending if this.behind.load(Ordering::Acquire) && this.queue.is_empty() => {}
+                polled => return polled.map(|change| change.map(Ok)),
+            }
+            let Some(shared) = this.shared.upgrade() else { return Poll::Ready(None) };
+            match shared.hub().catch_up(this.id) {
+                CaughtUp::Changes(missed) => this.first = missed,
+                CaughtUp::Lagged => {
+                    this.behind.store(false, Ordering::Release);
+                    return Poll::Ready(Some(Err(Error::Lagged)));
+                }
+            }
         }
     }
 }

@@ -17,6 +17,7 @@ mod open;
 mod overlay;
 mod registry;
 mod row;
+mod vitals;
 mod writer;
 
 use std::{
@@ -39,6 +40,7 @@ use crate::{
     batch::Batch,
     hub::Hub,
     memory::Memory,
+    vitals::Vitals,
     writer::{Job, Pending},
 };
 
@@ -51,7 +53,7 @@ pub struct Options {
     pub default_ttl: Ttl,
     /// What the engine holds at most.
     pub limits: Limits,
-    /// When the writer thread finds that so much more time has passed than it meant to wait, the process was stopped or
+    /// When a thread that only sleeps finds that so much more time has passed than it meant to, the process was stopped or
     /// the machine suspended: beats could not arrive, so every ephemeral instance gets a full TTL again.
     pub stall_limit: Duration,
     /// Where time comes from.
@@ -71,9 +73,9 @@ pub struct Limits {
     pub dependencies: usize,
     /// Open watches.
     pub watchers: usize,
-    /// Changes that one watcher may be behind before it is cut off.
+    /// Changes that are handed to one watcher ahead of its reading; beyond it, it reads on from the ring.
     pub watcher_queue: usize,
-    /// Changes that are kept for watchers that resume.
+    /// Changes that are kept for watchers that resume or are slow; whoever falls behind it is cut off.
     pub ring: usize,
     /// Marks of deregistered instances; at the limit the one that would end first goes.
     pub gone_marks: usize,
@@ -97,7 +99,7 @@ impl Default for Limits {
             instances: 1_000_000,
             dependencies: 100_000,
             watchers: 50_000,
-            watcher_queue: 4096,
+            watcher_queue: 256,
             ring: 16_384,
             gone_marks: 100_000,
             api_tokens: 10_000,
@@ -135,12 +137,9 @@ struct Shared {
     clock: Arc<dyn Clock>,
     default_ttl: Ttl,
     limits: Limits,
-    /// The directory whose disk is measured; none for a test's backend.
-    directory: Option<PathBuf>,
     counters: Counters,
     logins: accounts::LoginCounters,
-    /// Why writes are refused, when they are.
-    refusal: std::sync::Mutex<Option<String>>,
+    vitals: Vitals,
 }
 
 #[derive(Default)]
@@ -181,19 +180,21 @@ impl Embedded {
         F: FnOnce(&Options, Duration) -> Result<(disk::Disk, Memory), OpenError> + Send + 'static,
     {
         tokio::task::spawn_blocking(move || {
-            let (disk, memory) = open(&options, options.clock.now())?;
+            let now = options.clock.now();
+            let (disk, memory) = open(&options, now)?;
             let shared = Arc::new(Shared {
                 hub: Hub::new(options.limits).into(),
                 memory: memory.into(),
                 clock: options.clock,
                 default_ttl: options.default_ttl,
                 limits: options.limits,
-                directory: disk.directory().map(ToOwned::to_owned),
                 counters: Counters::default(),
                 logins: accounts::LoginCounters::default(),
-                refusal: None.into(),
+                vitals: Vitals::new(now, options.stall_limit),
             });
-            let jobs = writer::spawn(Arc::clone(&shared), disk, options.stall_limit)?;
+            let path = options.data_dir;
+            vitals::spawn(&shared).map_err(|source| OpenError::Io { path, source })?;
+            let jobs = writer::spawn(Arc::clone(&shared), disk)?;
             Ok(Self { shared, jobs })
         })
         .await
@@ -225,14 +226,11 @@ fn closed() -> Error {
 #[async_trait]
 impl Store for Embedded {
     fn health(&self) -> StoreHealth {
-        let disk_free = self.shared.directory.as_deref().and_then(|directory| {
-            let disk = rustix::fs::statvfs(directory).ok()?;
-            Some(disk.f_bavail * disk.f_frsize)
-        });
+        let now = self.shared.clock.now();
         StoreHealth {
-            state: self.shared.read().state(self.shared.clock.now()),
-            refuses_writes: self.shared.refusal.lock().expect("no code under this lock panics").clone(),
-            disk_free,
+            state: self.shared.read().state(now),
+            refuses_writes: self.shared.vitals.refusal(now),
+            disk_free: self.shared.vitals.disk_free(),
         }
     }
 

@@ -65,6 +65,8 @@ pub(crate) struct Memory {
     spaces: Map<Namespace, Space>,
     /// The highest last sequence of a namespace whose data is all gone.
     emptied: u64,
+    /// The sequence of the last change that concerns all namespaces.
+    for_all: u64,
     /// All marks in the order in which they end, to drop them then, or the first ones earlier when there are too many.
     marks: BTreeSet<(u64, Namespace, InstanceId)>,
     /// Until when what is missing may only be late; milliseconds on the engine's clock.
@@ -148,6 +150,7 @@ impl Memory {
             listed: BTreeSet::new(),
             spaces: Map::default(),
             emptied: 0,
+            for_all: 0,
             marks: BTreeSet::new(),
             protected_until: 0,
             accounts: BTreeMap::new(),
@@ -162,10 +165,8 @@ impl Memory {
 
     /// The index of the last change in `namespace`.
     pub(crate) fn index(&self, namespace: &Namespace) -> Index {
-        Index {
-            epoch: self.epoch,
-            sequence: self.spaces.get(namespace).map_or(self.emptied, |space| space.last),
-        }
+        let last = self.spaces.get(namespace).map_or(self.emptied, |space| space.last);
+        Index { epoch: self.epoch, sequence: last.max(self.for_all) }
     }
 
     /// How far reads can be trusted.
@@ -329,20 +330,19 @@ impl Memory {
         slots.filter_map(|slot| Some((slot.deadline()?, Arc::clone(slot))))
     }
 
-    /// Takes the next sequence number, for a change in `namespace`.
+    /// Takes the next sequence number, for a change in `namespace` or, without one, in all.
     pub(crate) fn advance(&mut self, namespace: Option<&Namespace>) -> Index {
         self.sequence += 1;
-        if let Some(namespace) = namespace {
-            match self.spaces.get_mut(namespace) {
-                Some(space) => space.last = self.sequence,
-                None => self.emptied = self.sequence,
-            }
+        match namespace.map(|namespace| self.spaces.get_mut(namespace)) {
+            None => self.for_all = self.sequence,
+            Some(Some(space)) => space.last = self.sequence,
+            Some(None) => self.emptied = self.sequence,
         }
         Index { epoch: self.epoch, sequence: self.sequence }
     }
 
     pub(crate) fn list_service(&mut self, namespace: &Namespace, service: &ServiceId) {
-        let space = self.spaces.entry(namespace.clone()).or_default();
+        let space = space(&mut self.spaces, namespace, self.emptied);
         if let std::collections::btree_map::Entry::Vacant(vacant) = space.services.entry(service.clone()) {
             vacant.insert(Vec::new());
             self.services += 1;
@@ -358,7 +358,7 @@ impl Memory {
 
     /// Puts `slot` in the place of the instance of the same id, if there is one.
     pub(crate) fn put(&mut self, slot: Arc<Slot>) {
-        let space = self.spaces.entry(slot.namespace.clone()).or_default();
+        let space = space(&mut self.spaces, &slot.namespace, self.emptied);
         // When the file is loaded, instances come before their services.
         let list = space.services.entry(slot.instance.service().clone()).or_insert_with(|| {
             self.services += 1;
@@ -388,7 +388,7 @@ impl Memory {
 
     pub(crate) fn mark(&mut self, namespace: &Namespace, instance: &InstanceId, gone: Gone) {
         let until = gone.until;
-        let space = self.spaces.entry(namespace.clone()).or_default();
+        let space = space(&mut self.spaces, namespace, self.emptied);
         if let Some(old) = space.gone.insert(instance.clone(), gone) {
             self.marks.remove(&(old.until, namespace.clone(), instance.clone()));
         }
@@ -419,7 +419,7 @@ impl Memory {
         producer: ConsumerName,
         at: u64,
     ) {
-        let space = self.spaces.entry(namespace.clone()).or_default();
+        let space = space(&mut self.spaces, namespace, self.emptied);
         if space.dependencies.entry(consumer).or_default().insert(producer, at).is_none() {
             self.dependencies += 1;
         }
@@ -475,6 +475,11 @@ impl Memory {
             self.emptied = self.emptied.max(space.last);
         }
     }
+}
+
+/// The namespace's data. When there was none, its last change is the last that any emptied namespace had.
+fn space<'a>(spaces: &'a mut Map<Namespace, Space>, namespace: &Namespace, last: u64) -> &'a mut Space {
+    spaces.entry(namespace.clone()).or_insert_with(|| Space { last, ..Space::default() })
 }
 
 fn read(list: &[Arc<Slot>], now: Duration, unix: Duration) -> Vec<ServiceInstance> {

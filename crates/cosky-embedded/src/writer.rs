@@ -20,6 +20,8 @@ use crate::{
 
 /// How often expiry is looked at when nobody writes.
 const TICK: Duration = Duration::from_millis(250);
+/// How often the disk is measured.
+const MEASURE: Duration = Duration::from_secs(1);
 /// Requests that share one commit at most.
 const BATCH: usize = 256;
 /// Instances that one commit removes at most because their beats stopped, when nobody waits for it. A request is
@@ -72,22 +74,21 @@ struct Writer {
     shared: Arc<Shared>,
     disk: Disk,
     jobs: mpsc::Receiver<Job>,
-    stall_limit: Duration,
     /// When each ephemeral instance is looked at next: not later than its deadline, which beats move on.
     due: BinaryHeap<Reverse<Due>>,
-    last_step: Duration,
+    /// When the disk is measured next.
+    next_measure: Duration,
     /// The state that watchers were told last.
     announced: StoreState,
 }
 
 struct Due(u64, Arc<Slot>);
 
+/// Tells that the writer has ended, however it did.
+struct End(Arc<Shared>);
+
 /// Starts the thread. It ends when every sender is gone, or after [`Job::Close`].
-pub(crate) fn spawn(
-    shared: Arc<Shared>,
-    disk: Disk,
-    stall_limit: Duration,
-) -> Result<mpsc::Sender<Job>, OpenError> {
+pub(crate) fn spawn(shared: Arc<Shared>, disk: Disk) -> Result<mpsc::Sender<Job>, OpenError> {
     let (sender, jobs) = mpsc::channel(shared.limits.write_queue);
     let path = disk.directory().map(ToOwned::to_owned).unwrap_or_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -97,22 +98,31 @@ pub(crate) fn spawn(
         let memory = shared.read();
         (memory.deadlines().map(|(at, slot)| Reverse(Due(at, slot))).collect(), memory.state(now))
     };
-    let writer = Writer { shared, disk, jobs, stall_limit, due, last_step: now, announced };
+    let writer = Writer { shared, disk, jobs, due, next_measure: Duration::ZERO, announced };
     let thread = std::thread::Builder::new().name("cosky-writer".into());
-    thread.spawn(move || writer.run(&runtime)).map_err(|source| OpenError::Io { path, source })?;
+    let end = End(Arc::clone(&writer.shared));
+    let run = move || {
+        let closing = writer.run(&runtime);
+        drop(end);
+        if let Some(done) = closing {
+            let _ = done.send(());
+        }
+    };
+    thread.spawn(run).map_err(|source| OpenError::Io { path, source })?;
     Ok(sender)
 }
 
 impl Writer {
-    fn run(mut self, runtime: &tokio::runtime::Runtime) {
+    /// Works until it is asked to close, or nobody is left to ask. Lets go of the file; returns who waits for that.
+    fn run(mut self, runtime: &tokio::runtime::Runtime) -> Option<oneshot::Sender<()>> {
         let mut busy = false;
-        let closing = loop {
+        loop {
             let pause = if busy { Duration::ZERO } else { TICK };
             let waited = runtime.block_on(async { tokio::time::timeout(pause, self.jobs.recv()).await });
             let mut closing = None;
             let mut requests = Vec::new();
             let mut next = match waited {
-                Ok(None) => break None,
+                Ok(None) => return None,
                 Ok(Some(job)) => Some(job),
                 Err(_elapsed) => None,
             };
@@ -126,32 +136,20 @@ impl Writer {
                 }
                 next = if requests.len() < BATCH { self.jobs.try_recv().ok() } else { None };
             }
-            self.notice_stall();
             busy = self.step(requests);
             if closing.is_some() {
-                break closing;
+                return closing;
             }
-        };
-        self.jobs.close();
-        self.shared.hub().end();
-        drop(self.disk);
-        drop(self.jobs);
-        if let Some(done) = closing {
-            let _ = done.send(());
         }
     }
 
-    /// When this thread did not run for long, nothing of the process did, and beats could not arrive.
-    fn notice_stall(&mut self) {
-        let now = self.shared.clock.now();
-        let gap = now.saturating_sub(self.last_step);
-        self.last_step = now;
-        if gap <= TICK.saturating_add(self.stall_limit) {
+    /// When the process was stopped or the machine suspended, beats could not arrive: everything lives a full TTL again.
+    fn notice_stop(&mut self, now: Duration) {
+        if !self.shared.vitals.take_stopped(millis(now)) {
             return;
         }
         tracing::warn!(
-            gap_ms = millis(gap),
-            "this process was stopped; every ephemeral instance lives one TTL from now"
+            "this process was stopped for a while; every ephemeral instance lives one TTL from now"
         );
         let mut memory = self.shared.write();
         memory.grace(millis(now));
@@ -160,9 +158,15 @@ impl Writer {
 
     /// One transaction: what is due, then `requests`. True when there is more that is due.
     fn step(&mut self, mut requests: Vec<Box<dyn Request>>) -> bool {
-        let (own, keys) = self.due_effects(if requests.is_empty() { EXPIRIES } else { usize::MAX });
-        if !own.is_empty() || !requests.is_empty() || self.disk.needs_repair(self.last_step) {
-            let (outcome, committed) = self.disk.transact(&self.shared, |batch| {
+        let now = self.shared.clock.now();
+        self.notice_stop(now);
+        self.announce_state(now);
+        self.shared.vitals.begin(now);
+        self.measure_disk(now);
+        let (own, keys) =
+            self.due_effects(millis(now), if requests.is_empty() { EXPIRIES } else { usize::MAX });
+        if !own.is_empty() || !requests.is_empty() || self.disk.needs_repair(now) {
+            let committed = self.disk.transact(&self.shared, |batch| {
                 // A storage failure is kept by the batch and ends it as a whole.
                 for key in &keys {
                     let _ = batch.delete(key.clone());
@@ -170,22 +174,35 @@ impl Writer {
                 requests.iter_mut().for_each(|request| request.decide(batch));
             });
             self.note(&committed);
-            if committed.is_err() {
-                self.disk.mark_dirty(keys);
-            }
             // What is due happens even when the commit failed: it depends on time, not on the disk, and its rows are
             // put right later. Nothing that was asked for happens then.
-            let asked = if committed.is_ok() { outcome.effects } else { Vec::new() };
+            let (asked, committed) = match committed {
+                Ok(effects) => (effects, Ok(())),
+                Err(error) => {
+                    self.disk.mark_dirty(keys);
+                    (Vec::new(), Err(error))
+                }
+            };
             self.carry_out(own.into_iter().chain(asked).collect());
             requests.into_iter().for_each(|request| request.answer(committed.clone()));
         }
-        self.announce_state();
-        self.due.peek().is_some_and(|Reverse(Due(at, _))| *at <= millis(self.last_step))
+        self.shared.vitals.end();
+        self.due.peek().is_some_and(|Reverse(Due(at, _))| *at <= millis(now))
+    }
+
+    /// Looks how much room the disk has, now and then, here because a disk that hangs hangs who asks.
+    fn measure_disk(&mut self, now: Duration) {
+        if let Some(directory) = self.disk.directory()
+            && now >= self.next_measure
+            && let Ok(disk) = rustix::fs::statvfs(directory)
+        {
+            self.next_measure = now + MEASURE;
+            self.shared.vitals.set_disk_free(disk.f_bavail * disk.f_frsize);
+        }
     }
 
     /// Instances whose life is over and marks that are over: what that does to memory, and to which rows.
-    fn due_effects(&mut self, limit: usize) -> (Vec<Effect>, BTreeSet<Key>) {
-        let now = millis(self.shared.clock.now());
+    fn due_effects(&mut self, now: u64, limit: usize) -> (Vec<Effect>, BTreeSet<Key>) {
         let (mut effects, mut keys) = (Vec::new(), BTreeSet::new());
         for slot in self.take_dead(now, limit) {
             let (service, id) = (slot.instance.service().clone(), slot.instance.id().clone());
@@ -252,8 +269,8 @@ impl Writer {
     }
 
     /// Tells all watchers when reads become protected, and when they no longer are.
-    fn announce_state(&mut self) {
-        let state = self.shared.read().state(self.shared.clock.now());
+    fn announce_state(&mut self, now: Duration) {
+        let state = self.shared.read().state(now);
         if state != self.announced {
             self.announced = state;
             let index = self.shared.write().advance(None);
@@ -262,18 +279,28 @@ impl Writer {
     }
 
     /// Counts a commit, and keeps why writes are refused; logged when that changes.
-    fn note(&self, committed: &Result<()>) {
+    fn note<T>(&self, committed: &Result<T>) {
         let counters = &self.shared.counters;
         let counter = if committed.is_ok() { &counters.commits } else { &counters.failed_commits };
         counter.fetch_add(1, Ordering::Relaxed);
         let refusal = committed.as_ref().err().map(ToString::to_string);
-        let mut known = self.shared.refusal.lock().expect("no code under this lock panics");
-        match (&*known, &refusal) {
+        match (self.shared.vitals.set_refusal(refusal.clone()), refusal) {
             (None, Some(reason)) => tracing::error!(reason, "writes are refused"),
             (Some(_), None) => tracing::info!("writes are taken again"),
             _ => {}
         }
-        *known = refusal;
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let reason = if std::thread::panicking() {
+            "the writer has failed; start the server again"
+        } else {
+            "the store is closed"
+        };
+        self.0.vitals.set_refusal(Some(reason.into()));
+        self.0.hub().end();
     }
 }
 
