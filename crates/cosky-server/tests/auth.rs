@@ -169,9 +169,15 @@ async fn ten_failures_freeze_an_account_known_or_not() {
         for _ in 0..10 {
             login(&mut client, user, "wrong").await.refused(400, "login_failed", "wrong user or password");
         }
-        login(&mut client, user, last).await.refused(400, "login_failed", "15 minutes");
+        let answer = login(&mut client, user, last).await;
+        assert_eq!(answer.header("retry-after"), Some("900"), "in seconds, for programs");
+        answer.refused(400, "account_frozen", "15 minutes");
     }
-    server.clock.advance(Duration::from_secs(901));
+    server.clock.advance(Duration::from_secs(870));
+    let answer = login(&mut client, ROOT, PASSWORD).await;
+    assert_eq!(answer.header("retry-after"), Some("30"));
+    answer.refused(400, "account_frozen", "1 minute");
+    server.clock.advance(Duration::from_secs(31));
     login(&mut client, ROOT, PASSWORD).await.expect(200);
     for _ in 0..2 {
         for _ in 0..9 {
@@ -181,17 +187,47 @@ async fn ten_failures_freeze_an_account_known_or_not() {
     }
 }
 
-#[tokio::test]
+/// Logins of `user` that all begin at once, by code; `ok` for those that succeed.
+async fn at_once(server: &Server, times: usize, user: &'static str, password: &'static str) -> Vec<String> {
+    let mut logins = tokio::task::JoinSet::new();
+    for _ in 0..times {
+        let mut client = server.client().await;
+        logins.spawn(async move {
+            let answer = login(&mut client, user, password).await;
+            let code = answer.value()["code"].as_str().unwrap_or("ok").to_owned();
+            assert_eq!(answer.header("retry-after").is_some(), !["ok", "login_failed"].contains(&&*code));
+            code
+        });
+    }
+    logins.join_all().await
+}
+
+fn count(codes: &[String], code: &str) -> usize {
+    codes.iter().filter(|c| *c == code).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn parallel_guesses_get_no_more_tries() {
     let server = Setup::new().auth().start().await;
-    let mut guesses = tokio::task::JoinSet::new();
-    for _ in 0..40 {
-        let mut client = server.client().await;
-        guesses.spawn(async move { login(&mut client, ROOT, "wrong").await.expect(400).value() });
-    }
-    let answers = guesses.join_all().await;
-    let frozen = answers.iter().filter(|answer| answer["msg"].as_str().unwrap().contains("frozen")).count();
-    assert_eq!(frozen, 30, "{answers:?}");
+    let codes = at_once(&server, 40, ROOT, "wrong").await;
+    assert_eq!((count(&codes, "login_failed"), count(&codes, "account_frozen")), (10, 30), "{codes:?}");
+
+    // More than the queue holds: those turned away are not looked at.
+    let codes = at_once(&server, 200, "nobody", "wrong").await;
+    let (looked, frozen, away) =
+        (count(&codes, "login_failed"), count(&codes, "account_frozen"), count(&codes, "limit_reached"));
+    assert_eq!((looked, frozen + away), (10, 190), "{codes:?}");
+}
+
+/// A fleet that starts at once shares one account. Tries were counted before they waited for the hash, so that all but
+/// ten were told that the account is frozen.
+#[tokio::test(flavor = "multi_thread")]
+async fn forty_clients_with_the_right_password_log_in_at_once() {
+    let server = Setup::new().auth().start().await;
+    let codes = at_once(&server, 40, ROOT, PASSWORD).await;
+    assert_eq!(count(&codes, "ok"), 40, "{codes:?}");
+    let codes = at_once(&server, 10, ROOT, "wrong").await;
+    assert_eq!(count(&codes, "login_failed"), 10, "and none of them was left counted: {codes:?}");
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ use cosky_core::{
 use http::StatusCode;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
+use super::password::Turn;
 use crate::{
     ApiError, ApiResult, AppState,
     extract::{Json, Path},
@@ -40,9 +41,10 @@ pub(crate) fn router() -> OpenApiRouter<AppState> {
     request_body = LoginBody,
     responses(
         (status = 200, description = "A pair of tokens", body = TokenPair),
-        (status = 400, description = "`login_failed`: wrong user or password, or the account is frozen",
+        (status = 400, description = "`login_failed`: wrong user or password; `account_frozen`: too many of them, \
+            `Retry-After` says for how many seconds", body = ErrorBody),
+        (status = 429, description = "`limit_reached`: too many logins at once; not counted as a try",
             body = ErrorBody),
-        (status = 429, description = "`limit_reached`: too many logins at once", body = ErrorBody),
     )
 )]
 async fn login(
@@ -77,18 +79,23 @@ async fn refresh(
     answer(&state, try_refresh(&state, &username, &body).await)
 }
 
+/// First the turn, then the try: who waits is not counted yet, so that a fleet which logs in at once with the right
+/// password freezes nobody, and who is turned away never is.
 async fn try_login(state: &AppState, username: &str, password: String) -> Result<TokenPair, Refused> {
     let user = UserName::new(username)?;
+    let turn = state.auth.passwords.turn().await?;
+    // In a task of its own, because a client that goes away must not leave a try counted whose success was never told.
+    let tried = tokio::spawn(check(turn, state.clone(), user, password));
+    tried.await.map_err(|_| ApiError::internal())?
+}
+
+async fn check(turn: Turn, state: AppState, user: UserName, password: String) -> Result<TokenPair, Refused> {
     if let LoginAttempt::Frozen { seconds } = state.store.login_attempt(&user).await? {
-        let minutes = seconds.div_ceil(60);
-        let unit = if minutes == 1 { "minute" } else { "minutes" };
-        let msg =
-            format!("the account is frozen after too many failed logins; try again in {minutes} {unit}");
-        return Err(Refused { result: LoginResult::Frozen, answer: login_failed(msg) });
+        return Err(Refused { result: LoginResult::Frozen, answer: frozen(seconds) });
     }
     let account = state.store.account(&user).await?;
     let (hash, generation) = account.map(|account| (account.password_hash, account.generation)).unzip();
-    let right = state.auth.passwords.verify(password, hash).await?;
+    let right = turn.verify(password, hash).await?;
     let Some(generation) = generation.filter(|_| right) else {
         return Err(login_failed("wrong user or password").into());
     };
@@ -122,7 +129,15 @@ fn answer(state: &AppState, tried: Result<TokenPair, Refused>) -> ApiResult<Json
     tried.map(Json).map_err(|refused| refused.answer)
 }
 
-fn login_failed(msg: impl Into<std::borrow::Cow<'static, str>>) -> ApiError {
+/// A word of its own, so that a client knows that another password would not help.
+fn frozen(seconds: u64) -> ApiError {
+    let minutes = seconds.div_ceil(60);
+    let unit = if minutes == 1 { "minute" } else { "minutes" };
+    let msg = format!("the account is frozen after too many failed logins; try again in {minutes} {unit}");
+    ApiError::new(StatusCode::BAD_REQUEST, "account_frozen", msg).retry_after(seconds)
+}
+
+fn login_failed(msg: &'static str) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "login_failed", msg)
 }
 
@@ -140,5 +155,33 @@ impl From<ApiError> for Refused {
 impl From<Error> for Refused {
     fn from(error: Error) -> Self {
         ApiError::from(error).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use cosky_core::account::{LOGIN_ATTEMPTS, ROOT};
+    use cosky_embedded::{Embedded, Options};
+
+    use super::*;
+    use crate::Config;
+
+    #[tokio::test]
+    async fn clients_that_do_not_wait_for_their_login_freeze_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Embedded::open(Options::new(dir.path())).await.unwrap());
+        let config = Config { root_password: Some("eight888".into()), ..Config::default() };
+        let (_, state) = crate::app(config, store).await.unwrap();
+        for _ in 0..=LOGIN_ATTEMPTS {
+            let login = try_login(&state, ROOT, "eight888".into());
+            assert!(tokio::time::timeout(Duration::ZERO, login).await.is_err(), "its hash has just begun");
+            // Both turns are free when what has begun is over.
+            let passwords = &state.auth.passwords;
+            let turns = tokio::join!(passwords.turn(), passwords.turn());
+            assert!(turns.0.is_ok() && turns.1.is_ok());
+        }
+        assert!(try_login(&state, ROOT, "eight888".into()).await.is_ok());
     }
 }

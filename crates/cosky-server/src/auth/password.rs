@@ -1,20 +1,25 @@
 //! Password hashes: argon2id, two at once, because each takes 19 MiB and tens of milliseconds.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use argon2::{
     Argon2,
     password_hash::{PasswordHasher, PasswordVerifier, phc::PasswordHash},
 };
 use cosky_core::Error;
-use tokio::sync::Semaphore;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use crate::ApiError;
 
 /// Hashes computed at once.
 const AT_ONCE: usize = 2;
-/// Logins that are being worked on or wait for it; above it 429.
-const PLACES: usize = 64;
+/// Logins that wait for their turn; above it 429.
+const WAITING: usize = 128;
+/// How long a login waits for its turn; after it 429.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Stands for the hash of a user who does not exist, so that the answer takes as long. Nothing verifies against it:
 /// whether it matched is not asked.
 const NOBODY: &str =
@@ -22,31 +27,44 @@ const NOBODY: &str =
 
 /// Guards the processor and the memory against many logins at once.
 pub(crate) struct Passwords {
-    places: Arc<Semaphore>,
+    waiting: Arc<Semaphore>,
     at_once: Arc<Semaphore>,
+}
+
+/// The right to check one password. The next in the queue has it when this is dropped.
+pub(crate) struct Turn {
+    _held: OwnedSemaphorePermit,
 }
 
 impl Passwords {
     pub(crate) fn new() -> Self {
-        Self { places: Arc::new(Semaphore::new(PLACES)), at_once: Arc::new(Semaphore::new(AT_ONCE)) }
+        Self { waiting: Arc::new(Semaphore::new(WAITING)), at_once: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
-    /// Whether `password` belongs to `stored`; false, after the same time, when nothing is stored. Dropping the future
-    /// abandons the answer; a hash that is being computed is computed to its end.
+    /// Waits for a turn, in the order of coming. Dropping the future leaves the queue.
     ///
     /// # Errors
-    /// 429 when too many wait, 500 when `stored` is no hash.
-    pub(crate) async fn verify(&self, password: String, stored: Option<String>) -> Result<bool, ApiError> {
-        let full = "too many logins at once; try again";
-        let place =
-            Arc::clone(&self.places).try_acquire_owned().map_err(|_| ApiError::limit_reached(full))?;
-        let turn = Arc::clone(&self.at_once).acquire_owned().await.expect("the semaphore is never closed");
-        let right = in_background(move || {
-            // Held to the end of the work, which goes on when the client has gone.
-            let _held = (place, turn);
-            Ok(matches(&password, stored.as_deref().unwrap_or(NOBODY))? && stored.is_some())
-        });
-        Ok(right.await?)
+    /// 429 when too many wait, or when the turn does not come within 10 seconds.
+    pub(crate) async fn turn(&self) -> Result<Turn, ApiError> {
+        let full = || ApiError::limit_reached("too many logins at once; try again");
+        let place = self.waiting.try_acquire().map_err(|_| full())?;
+        let turn = timeout(PATIENCE, Arc::clone(&self.at_once).acquire_owned()).await.map_err(|_| full())?;
+        drop(place);
+        Ok(Turn { _held: turn.expect("the semaphore is never closed") })
+    }
+}
+
+impl Turn {
+    /// Whether `password` belongs to `stored`; false, after the same time, when nothing is stored. Not to be dropped
+    /// half way: the hash would be computed to its end while the next has the turn.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when `stored` is no hash, [`Error::Unavailable`] when the runtime is shutting down.
+    pub(crate) async fn verify(&self, password: String, stored: Option<String>) -> Result<bool, Error> {
+        in_background(
+            move || Ok(matches(&password, stored.as_deref().unwrap_or(NOBODY))? && stored.is_some()),
+        )
+        .await
     }
 }
 
@@ -79,39 +97,45 @@ async fn in_background<T: Send + 'static>(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[tokio::test]
     async fn a_password_matches_its_hash_only() {
-        let passwords = Passwords::new();
+        let turn = Passwords::new().turn().await.unwrap();
         let stored = hash("correct horse").await.unwrap();
         assert!(stored.starts_with("$argon2id$"), "{stored}");
         assert_ne!(stored, hash("correct horse").await.unwrap(), "each hash has a salt of its own");
-        let verify = |word: &str, stored: Option<&String>| passwords.verify(word.into(), stored.cloned());
+        let verify = |word: &str, stored: Option<&String>| turn.verify(word.into(), stored.cloned());
         assert!(verify("correct horse", Some(&stored)).await.unwrap());
         assert!(!verify("correct horse ", Some(&stored)).await.unwrap());
         assert!(!verify("correct horse", None).await.unwrap());
         let no_hash = String::from("no hash");
-        assert_eq!(verify("x", Some(&no_hash)).await.unwrap_err().status(), 500);
+        assert!(matches!(verify("x", Some(&no_hash)).await, Err(Error::Corrupt { .. })));
     }
 
-    #[tokio::test]
-    async fn clients_that_go_away_do_not_make_room_for_more() {
-        let passwords = Passwords::new();
-        let stored = hash("x").await.unwrap();
-        for _ in 0..2 {
-            let verify = passwords.verify("x".into(), Some(stored.clone()));
-            assert!(tokio::time::timeout(Duration::ZERO, verify).await.is_err(), "it has just begun");
+    #[tokio::test(start_paused = true)]
+    async fn the_queue_is_bounded_and_so_is_the_wait() {
+        let passwords = Arc::new(Passwords::new());
+        let turns = [passwords.turn().await.unwrap(), passwords.turn().await.unwrap()];
+        let begun = tokio::time::Instant::now();
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..WAITING {
+            let passwords = Arc::clone(&passwords);
+            waiting.spawn(async move { passwords.turn().await.map(drop) });
         }
-        assert_eq!(passwords.at_once.available_permits(), 0);
-        let third = passwords.verify("x".into(), Some(stored.clone()));
-        assert!(third.await.unwrap(), "waits for its turn");
-        let waiting: Vec<_> =
-            (0..PLACES).map(|_| Arc::clone(&passwords.places).try_acquire_owned()).collect();
-        let answer = passwords.verify("x".into(), Some(stored)).await;
-        assert_eq!(answer.unwrap_err().status(), 429, "{} wait", waiting.len());
+        while passwords.waiting.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(passwords.turn().await.err().unwrap().status(), 429, "too many wait");
+        assert_eq!(begun.elapsed(), Duration::ZERO, "which is said at once");
+        let answers = waiting.join_all().await;
+        assert!(
+            answers.iter().all(|answer| answer.as_ref().is_err_and(|e| e.status() == 429)),
+            "{answers:?}"
+        );
+        assert_eq!(begun.elapsed().as_secs(), PATIENCE.as_secs());
+        let (next, ()) = tokio::join!(passwords.turn(), async { drop(turns) });
+        next.unwrap();
     }
 
     #[test]
