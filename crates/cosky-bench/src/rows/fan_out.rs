@@ -21,12 +21,11 @@ const MANY: usize = 10_000;
 const BEATS_PER_SECOND: u32 = 500;
 /// Instances that are beaten.
 const BEATEN: i64 = 100;
-/// How long beats are measured for one 99th percentile.
-const WINDOW: Duration = Duration::from_secs(4);
-/// Windows without watchers, before and after those beside watchers.
-const ALONE: usize = 2;
-/// Windows beside watchers; together longer than the 15 s between two comment lines of a stream.
-const TOGETHER: usize = 5;
+/// How long beats are measured for one 99th percentile beside watchers: longer than the 15 s between two comment lines
+/// of a stream, so that each window has its share of them.
+const TOGETHER: Duration = Duration::from_secs(16);
+/// The same without watchers.
+const ALONE: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A server, and what its clients know.
@@ -41,10 +40,10 @@ pub(super) async fn measure(setup: &Setup) -> Result<Vec<Row>> {
     let stage = Stage { token: api_token(&server).await?, server, namespace: Namespace::new("bench-{f}")? };
     register_many(&stage.server, &stage.token, &stage.namespace, BEATEN).await?;
 
-    let mut alone = stage.beats(ALONE).await?;
+    let mut alone = stage.beats(ALONE, 2).await?;
     let resident = machine::resident_bytes(stage.server.pid())?;
     let watchers = stage.watchers(MANY).await?;
-    let mut together = stage.beats(TOGETHER).await?;
+    let mut together = stage.beats(TOGETHER, 3).await?;
     let each = (machine::resident_bytes(stage.server.pid())? - resident) / MANY as f64;
     let told_many = stage.deregistrations(&watchers, 10).await?;
     let dropped = watchers.ended();
@@ -53,7 +52,7 @@ pub(super) async fn measure(setup: &Setup) -> Result<Vec<Row>> {
     let told_few = stage.deregistrations(&watchers, 50).await?;
     ensure!(watchers.ended() == 0, "{} of {FEW} watchers were dropped", watchers.ended());
     drop(watchers);
-    alone.extend(stage.beats(ALONE).await?);
+    alone.extend(stage.beats(ALONE, 1).await?);
 
     let seconds = |duration: Duration| duration.as_secs_f64();
     let (together, alone) = (median(&mut together), median(&mut alone));
@@ -88,7 +87,7 @@ impl Stage {
     }
 
     /// The 99th percentile of single beats at a steady pace, in seconds, in each of `windows` windows.
-    async fn beats(&self, windows: usize) -> Result<Vec<f64>> {
+    async fn beats(&self, window: Duration, windows: usize) -> Result<Vec<f64>> {
         let mut requests = Vec::new();
         for number in 0..BEATEN {
             let new = many(number)?;
@@ -98,7 +97,7 @@ impl Stage {
         }
         let mut percentiles = Vec::new();
         for _ in 0..windows {
-            let beating = paced(self.server.address(), requests.clone(), BEATS_PER_SECOND, WINDOW);
+            let beating = paced(self.server.address(), requests.clone(), BEATS_PER_SECOND, window);
             let mut times = spawn_blocking(|| beating.join()).await?.expect("a panic ends the bench")?;
             percentiles.push(percentile(&mut times, 0.99).as_secs_f64());
         }
