@@ -20,7 +20,13 @@ use crate::{
 
 /// Failed logins by name, in memory only. A restart forgets them; whoever can restart the server needs no guessing.
 #[derive(Default)]
-pub(crate) struct LoginCounters(Mutex<HashMap<UserName, Counter>>);
+pub(crate) struct LoginCounters {
+    /// Of users that exist: as many as there are accounts. None is dropped before its time, or guessing for invented
+    /// names would buy new guesses for a real one.
+    known: Mutex<HashMap<UserName, Counter>>,
+    /// Of other names, bounded; the one that ends first makes room.
+    unknown: Mutex<HashMap<UserName, Counter>>,
+}
 
 struct Counter {
     tries: u32,
@@ -79,11 +85,12 @@ impl Accounts for Embedded {
 
     async fn login_attempt(&self, user: &UserName) -> Result<LoginAttempt> {
         let now = millis(self.shared.clock.now());
-        Ok(self.shared.logins.attempt(user, now, self.shared.limits.login_counters))
+        let known = self.shared.read().accounts.contains_key(user);
+        Ok(self.shared.logins.attempt(user, known, now, self.shared.limits.login_counters))
     }
 
     async fn login_succeeded(&self, user: &UserName) -> Result<()> {
-        self.shared.logins.lock().remove(user);
+        self.shared.logins.forget(user);
         Ok(())
     }
 
@@ -155,22 +162,18 @@ fn forget_expired(batch: &mut Batch<'_>) -> Result<()> {
 }
 
 impl LoginCounters {
-    fn lock(&self) -> MutexGuard<'_, HashMap<UserName, Counter>> {
-        self.0.lock().expect("no code under this lock panics")
+    fn forget(&self, user: &UserName) {
+        lock(&self.known).remove(user);
+        lock(&self.unknown).remove(user);
     }
 
     /// The first tries restart the freeze; those beyond do not, so it always ends (compat §2.18).
-    fn attempt(&self, user: &UserName, now: u64, limit: usize) -> LoginAttempt {
-        let mut counters = self.lock();
-        if counters.len() >= limit && !counters.contains_key(user) {
-            counters.retain(|_, counter| counter.until > now);
-            let oldest =
+    fn attempt(&self, user: &UserName, known: bool, now: u64, limit: usize) -> LoginAttempt {
+        let mut counters = lock(if known { &self.known } else { &self.unknown });
+        if !known && counters.len() >= limit && !counters.contains_key(user) {
+            let first =
                 counters.iter().min_by_key(|(_, counter)| counter.until).map(|(user, _)| user.clone());
-            if counters.len() >= limit
-                && let Some(oldest) = oldest
-            {
-                counters.remove(&oldest);
-            }
+            first.and_then(|first| counters.remove(&first));
         }
         let counter = counters.entry(user.clone()).or_insert(Counter { tries: 0, until: 0 });
         if counter.until <= now {
@@ -183,4 +186,8 @@ impl LoginCounters {
         }
         LoginAttempt::Frozen { seconds: (counter.until - now).div_ceil(1000) }
     }
+}
+
+fn lock(counters: &Mutex<HashMap<UserName, Counter>>) -> MutexGuard<'_, HashMap<UserName, Counter>> {
+    counters.lock().expect("no code under this lock panics")
 }

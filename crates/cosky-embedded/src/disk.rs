@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     fs::File,
-    panic::AssertUnwindSafe,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -94,19 +93,12 @@ impl Disk {
             return Err(Error::unavailable(failure.to_string()));
         }
         let mut touched = BTreeSet::new();
-        // A damaged page can trip an assertion of the library. The thread must outlive it, or nothing would expire.
-        let attempt = AssertUnwindSafe(|| self.attempt(shared, &mut touched, work));
-        let failure = match std::panic::catch_unwind(attempt) {
-            Ok(Ok(effects)) => {
+        let failure = match self.attempt(shared, &mut touched, work) {
+            Ok(effects) => {
                 self.dirty.clear();
                 return Ok(effects);
             }
-            Ok(Err(failure)) => failure,
-            Err(_panic) => {
-                let reason =
-                    "the data file cannot be written (an assertion failed); reads and beats go on".into();
-                Error::Unavailable { reason, maybe_applied: true, source: None }
-            }
+            Err(failure) => failure,
         };
         self.database = None;
         self.last_attempt = now;

@@ -85,7 +85,7 @@ pub enum OpenError {
 
 /// Opens or makes a data directory, and loads what it holds.
 pub(crate) fn directory(path: &Path, now: Duration) -> Result<(Disk, Memory), OpenError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| system(path, error))?;
+    make_directory(path).map_err(|error| system(path, error))?;
     let lock = lock(path)?;
     let file = path.join(FILE);
     if !fs::exists(&file).map_err(|error| system(&file, error))? {
@@ -123,6 +123,15 @@ fn examine(under: impl StorageBackend, path: &Path, now: Duration) -> Result<Mem
     let open = || builder().set_check_integrity_on_open(true).create_with_backend(overlay);
     let examined = guarded(open).map_err(|error| database(path, error))?;
     disk::load(&examined, path, now)
+}
+
+/// Makes the directory when it is not there, so that it is still there after a power cut.
+fn make_directory(path: &Path) -> io::Result<()> {
+    if fs::exists(path)? {
+        return Ok(());
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+    path.canonicalize()?.ancestors().skip(1).take(1).try_for_each(|parent| File::open(parent)?.sync_all())
 }
 
 fn builder() -> Builder {

@@ -14,6 +14,7 @@ use crate::{
     OpenError, Shared,
     batch::{Batch, Effect, apply},
     disk::Disk,
+    hub::Published,
     memory::{Slot, millis},
     row::Key,
 };
@@ -209,7 +210,6 @@ impl Writer {
             keys.insert(Key::Instance(slot.namespace.clone(), service.clone(), id.clone()));
             effects.push(Effect::Remove(slot.namespace.clone(), service, id, InstanceOp::Expired));
         }
-        self.shared.counters.expirations.fetch_add(effects.len() as u64, Ordering::Relaxed);
         let limit = self.shared.limits.gone_marks;
         for (namespace, instance) in self.shared.read().stale_marks(now, limit, EXPIRIES) {
             keys.insert(Key::Gone(namespace.clone(), instance.clone()));
@@ -251,7 +251,12 @@ impl Writer {
             return;
         }
         let (published, slots) = apply(&mut self.shared.write(), effects, &*self.shared.clock);
+        let expired = |(_, change): &&Published| {
+            matches!(change.event, Event::Instance { op: InstanceOp::Expired, .. })
+        };
+        let expired = published.iter().filter(expired).count() as u64;
         self.shared.hub().publish(published);
+        self.shared.counters.expirations.fetch_add(expired, Ordering::Relaxed);
         for slot in slots {
             if let Some(deadline) = slot.deadline() {
                 self.due.push(Reverse(Due(deadline, slot)));

@@ -3,7 +3,7 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -32,6 +32,8 @@ struct Shared {
     lying: AtomicBool,
     /// What the disk still does.
     countdown: Mutex<Countdown>,
+    /// Whether syncs wait, and whom to wake when they no longer do.
+    hanging: (Mutex<bool>, Condvar),
 }
 
 /// Calls that still succeed, and what fails after them.
@@ -145,8 +147,15 @@ impl Disk {
         *self.0.countdown() = Countdown::Syncs(syncs);
     }
 
+    /// From now on each sync waits until [`heal`](Self::heal), as on a network disk whose server is away.
+    pub fn hang(&self) {
+        *self.0.hanging.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
     /// Ends every fault.
     pub fn heal(&self) {
+        *self.0.hanging.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.hanging.1.notify_all();
         self.set_full(false);
         self.0.lying.store(false, Ordering::SeqCst);
         *self.0.countdown() = Countdown::Off;
@@ -169,6 +178,10 @@ impl Shared {
             Countdown::All(left) => Some(left.checked_sub(1).map(|now| *left = now)),
             Countdown::Off | Countdown::Syncs(_) => None,
         };
+        let hanging = self.hanging.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if call == Call::Sync {
+            drop(self.hanging.1.wait_while(hanging, |hanging| *hanging));
+        }
         if left == Some(None) {
             return Err(io::Error::other("the simulated disk fails"));
         }

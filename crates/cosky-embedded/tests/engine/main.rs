@@ -7,4 +7,5 @@ mod faulty;
 mod model;
 mod open;
 mod restart;
+mod stops;
 mod world;
