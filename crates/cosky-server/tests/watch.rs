@@ -166,7 +166,7 @@ async fn a_stream_may_follow_other_requests_on_a_connection() {
 async fn a_stream_for_http_1_0_ends_with_its_connection() {
     let mut server = Server::start().await;
     let mut socket = tokio::net::TcpStream::connect(server.address).await.unwrap();
-    socket.write_all(format!("GET {NS}/watch HTTP/1.0\r\n\r\n").as_bytes()).await.unwrap();
+    socket.write_all(format!("GET {NS}/watch HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes()).await.unwrap();
     let mut text = Vec::new();
     while !text.ends_with(b"}\n\n") {
         assert_ne!(socket.read_buf(&mut text).await.unwrap(), 0, "the stream goes on");
@@ -250,7 +250,7 @@ async fn places_are_limited_and_given_back() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watcher_that_reads_nothing_is_cut_off_and_delays_nobody() {
     let mut setup = Setup::new().ttl(30);
-    setup.options.limits.watcher_queue = 4;
+    (setup.options.limits.watcher_queue, setup.options.limits.ring) = (4, 4);
     let server = setup.start().await;
     let mut client = server.client().await;
     let mut slow = Client::narrow(server.address).await.watch(&format!("{NS}/watch"), &[]).await;
@@ -264,10 +264,9 @@ async fn a_watcher_that_reads_nothing_is_cut_off_and_delays_nobody() {
     quick.expect("service").await;
     quick.expect("instance").await;
     let mut slowest = Duration::ZERO;
-    let mut rounds = 0;
-    while cosky_core::Store::figures(&*server.engine).lagged_watchers == 0 {
-        rounds += 1;
-        assert!(rounds < 2_000, "a watcher that reads nothing is cut off");
+    // More than the sockets between the two hold, which the system lets grow to some MiB.
+    let rounds = 500;
+    for _ in 0..rounds {
         client.register("order", &big).await;
         quick.expect("instance").await;
         let begun = Instant::now();
