@@ -9,7 +9,9 @@ use cosky_core::{Ttl, account::ROOT};
 pub struct Config {
     /// Where `/metrics` is served openly. Without it `/metrics` is on the main address and needs a credential.
     pub metrics_listen: Option<SocketAddr>,
-    /// Whether callers need a credential. Without it every request acts as root, so the address must be a loopback one.
+    /// Whether callers need a credential. Without it every request acts as root, so the address must be a loopback one,
+    /// requests must name it so (`Host`, and `Origin` where there is one), and no API tokens are made, which would be
+    /// good after a restart with authentication.
     pub auth: bool,
     /// How long an access token is good: 15 minutes, at least one second.
     pub access_token_ttl: Duration,

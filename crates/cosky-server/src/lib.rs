@@ -9,6 +9,7 @@ mod error;
 pub mod extract;
 mod handover;
 mod health;
+mod local;
 pub mod metrics;
 mod middleware;
 mod openapi;

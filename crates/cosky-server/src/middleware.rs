@@ -17,7 +17,7 @@ use tower_http::{
 };
 use uuid::Uuid;
 
-use crate::{ApiError, Config, Limits, Metrics};
+use crate::{ApiError, Config, Limits, Metrics, local};
 
 /// CoSky's name for the header that marks a request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("cosec-request-id");
@@ -65,7 +65,7 @@ async fn frame(State(state): State<Frame>, mut request: Request, next: Next) -> 
         if tracing::enabled!(tracing::Level::DEBUG) { Some(named(&mut request).await) } else { None };
 
     let counted = state.metrics.request();
-    let mut response = match check_size(&request, &state.config.limits) {
+    let mut response = match check(&request, &state.config) {
         Err(refusal) => refusal.into_response(),
         Ok(()) if long_poll => next.run(request).await,
         Ok(()) => match tokio::time::timeout(state.config.limits.request, next.run(request)).await {
@@ -140,6 +140,12 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
         HeaderValue::from_str(&Uuid::now_v7().to_string())
             .expect("hexadecimal digits and dashes are a header value")
     })
+}
+
+/// What is refused whatever the route is.
+fn check(request: &Request, config: &Config) -> Result<(), ApiError> {
+    check_size(request, &config.limits)?;
+    if config.auth { Ok(()) } else { local::check(request.headers()) }
 }
 
 fn check_size(request: &Request, limits: &Limits) -> Result<(), ApiError> {

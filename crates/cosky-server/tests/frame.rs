@@ -97,10 +97,53 @@ async fn without_authentication_there_is_no_cors() {
     let preflight = [("Origin", "http://127.0.0.9"), ("Access-Control-Request-Method", "PUT")];
     let answer = client.send("OPTIONS", "/v1/namespaces/a", &preflight, b"").await.expect(405);
     assert_eq!(answer.header("access-control-allow-origin"), None);
-    let answer = client.send("GET", "/v1/namespaces", &[("Origin", "null")], b"").await.expect(200);
+    let answer = client.send("GET", "/v1/namespaces", &preflight[..1], b"").await.expect(200);
     assert_eq!(answer.header("access-control-allow-origin"), None);
-    let form = [("Origin", "null"), ("Content-Type", "text/plain")];
+    let form = [("Origin", "http://127.0.0.9"), ("Content-Type", "text/plain")];
     client.send("POST", "/v1/tokens", &form, b"{\"name\":\"a\"}").await.expect(415);
+}
+
+/// A page whose name resolves to 127.0.0.1 is of one origin with the server, and CORS does not stand against it.
+#[tokio::test]
+async fn without_authentication_a_rebound_name_opens_nothing() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let paths = ["/v1/namespaces", "/v1/tokens", "/metrics", "/livez", "/v3/api-docs", "/nothing"];
+    for host in ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "10.0.0.1", ""] {
+        client.host = host.to_owned();
+        for path in paths {
+            client.get(path).await.refused(403, "forbidden", "Host");
+        }
+        client.put("/v1/namespaces/evil").await.refused(403, "forbidden", "Host");
+    }
+    for host in ["localhost", "127.0.0.1", "127.3.4.5:1", "[::1]:8080"] {
+        client.host = host.to_owned();
+        client.get("/livez").await.expect(200);
+        client.send("GET", "/livez", &[("Host", "evil.example")], b"").await.refused(
+            403,
+            "forbidden",
+            "Host",
+        );
+        for origin in ["http://evil.example", "https://localhost.evil.example", "null", ""] {
+            let headers = [("Origin", origin)];
+            client.send("PUT", "/v1/namespaces/evil", &headers, b"").await.refused(
+                403,
+                "forbidden",
+                "Origin",
+            );
+        }
+        for origin in ["http://localhost:3000", "https://127.0.0.1", "http://[::1]:1"] {
+            client.send("GET", "/v1/namespaces", &[("Origin", origin)], b"").await.expect(200);
+        }
+    }
+    let names = client.get("/v1/namespaces").await.expect(200).text();
+    assert!(!names.contains("evil"), "{names}");
+
+    // With authentication a page has no credential, and the server may have any name.
+    let server = Setup::new().auth().start().await;
+    let mut root = server.root().await;
+    root.host = "cosky.example".to_owned();
+    root.send("GET", "/v1/namespaces", &[("Origin", "https://example.com")], b"").await.expect(200);
 }
 
 #[tokio::test]
@@ -110,7 +153,7 @@ async fn a_panic_is_a_500_and_the_connection_goes_on() {
     let further = Router::<AppState>::new().route("/panics", get(|| async { panic_now() }));
     let config = Config { auth: false, ..Config::default() };
     let (router, _) = cosky_server::app_with(config, Arc::new(store), further).await.unwrap();
-    let request = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    let request = |path: &str| Request::get(path).header("Host", "localhost").body(Body::empty()).unwrap();
     let answer = router.clone().oneshot(request("/panics")).await.unwrap();
     assert_eq!(answer.status(), 500);
     assert!(answer.headers().contains_key("cosec-request-id"));

@@ -16,7 +16,7 @@ async fn document() -> Value {
     let store = Embedded::open(Options::new(dir.path())).await.unwrap();
     let config = Config { auth: false, ..Config::default() };
     let (router, _) = cosky_server::app(config, Arc::new(store)).await.unwrap();
-    let request = Request::get("/v3/api-docs").body(Body::empty()).unwrap();
+    let request = Request::get("/v3/api-docs").header("Host", "localhost").body(Body::empty()).unwrap();
     let answer = router.oneshot(request).await.unwrap();
     assert_eq!(answer.headers()["content-type"], "application/json");
     serde_json::from_slice(&answer.into_body().collect().await.unwrap().to_bytes()).unwrap()

@@ -88,7 +88,7 @@ async fn what_does_not_end_is_cut_off_after_the_grace() {
     let grace = Duration::from_millis(300);
     let server = Slow::start(Config { shutdown_grace: grace, ..open() }).await;
     let mut busy = TcpStream::connect(server.address).await.unwrap();
-    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     server.entered.notified().await;
     let begun = Instant::now();
     server.stop.send(()).unwrap();
@@ -114,7 +114,7 @@ async fn streams_say_that_the_server_drains() {
 async fn a_dropped_server_lets_go_of_its_connections() {
     let server = Slow::start(open()).await;
     let mut busy = TcpStream::connect(server.address).await.unwrap();
-    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+    busy.write_all(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     server.entered.notified().await;
     server.served.abort();
     assert_eq!(busy.read_to_end(&mut Vec::new()).await.unwrap_or(0), 0);
@@ -174,7 +174,7 @@ async fn a_head_that_does_not_come_ends_the_connection() {
     let mut setup = Setup::new();
     setup.config.limits.idle = Duration::from_millis(200);
     let server = setup.start().await;
-    for begin in ["", "GET /livez HTTP/1.1\r\nHost: a\r\nX-Slow"] {
+    for begin in ["", "GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Slow"] {
         let mut connection = TcpStream::connect(server.address).await.unwrap();
         connection.write_all(begin.as_bytes()).await.unwrap();
         let mut rest = Vec::new();
@@ -195,8 +195,7 @@ async fn a_request_that_takes_too_long_is_answered_503() {
 
     // A body that does not come is no reason to wait either, and its connection is not used again.
     let mut connection = TcpStream::connect(server.address).await.unwrap();
-    let head =
-        "POST /v1/tokens HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n";
+    let head = "POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n";
     connection.write_all(head.as_bytes()).await.unwrap();
     let mut answer = String::new();
     connection.read_to_string(&mut answer).await.unwrap();

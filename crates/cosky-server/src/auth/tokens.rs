@@ -42,7 +42,7 @@ async fn list(State(state): State<AppState>, caller: Caller) -> ApiResult<Json<V
 
 /// Make an API token
 ///
-/// It acts for the caller. The secret is in this answer and nowhere else.
+/// It acts for the caller. The secret is in this answer and nowhere else. A server without authentication makes none.
 #[utoipa::path(
     post,
     path = "/v1/tokens",
@@ -59,6 +59,12 @@ async fn create(
     caller: Caller,
     Json(new): Json<NewTokenBody>,
 ) -> ApiResult<Json<TokenBody>> {
+    if !state.config.auth {
+        return Err(ApiError::forbidden(
+            "without authentication no API tokens are made, since they would be root's for ever: start the server \
+             with authentication",
+        ));
+    }
     check_name(&new.name)?;
     if new.expires_in_seconds.is_some_and(|seconds| !(1..=LIFE_SECONDS).contains(&seconds)) {
         return Err(ApiError::invalid("expiresInSeconds", "must be from 1 to 316224000 (ten years)"));

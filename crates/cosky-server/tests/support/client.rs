@@ -17,6 +17,8 @@ pub(crate) struct Client {
     connection: BufReader<TcpStream>,
     /// Sent as a bearer token.
     pub(crate) token: Option<String>,
+    /// Sent as `Host`.
+    pub(crate) host: String,
 }
 
 #[derive(Debug, Clone)]
@@ -45,7 +47,7 @@ impl Client {
     pub(crate) async fn connect(address: SocketAddr) -> Self {
         let connection = TcpStream::connect(address).await.unwrap();
         connection.set_nodelay(true).unwrap();
-        Self { connection: BufReader::new(connection), token: None }
+        Self { connection: BufReader::new(connection), token: None, host: address.to_string() }
     }
 
     /// A connection that takes little before somebody reads from it.
@@ -53,7 +55,7 @@ impl Client {
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
         let connection = socket.connect(address).await.unwrap();
-        Self { connection: BufReader::new(connection), token: None }
+        Self { connection: BufReader::new(connection), token: None, host: address.to_string() }
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> Answer {
@@ -99,7 +101,7 @@ impl Client {
     /// Sends a request and does not wait for its answer.
     pub(crate) async fn write(&mut self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) {
         let mut head =
-            format!("{method} {path} HTTP/1.1\r\nHost: cosky\r\nContent-Length: {}\r\n", body.len());
+            format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nContent-Length: {}\r\n", self.host, body.len());
         if let Some(token) = &self.token {
             head += &format!("Authorization: Bearer {token}\r\n");
         }
