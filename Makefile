@@ -24,7 +24,7 @@ lint: ## formatting, clippy, rustdoc and cargo-deny, with every warning an error
 	@scripts/lint.sh
 
 openapi: ## write the OpenAPI snapshot anew
-	INSTA_UPDATE=always cargo test -p cosky-server openapi
+	INSTA_UPDATE=always cargo test -p cosky-server --test openapi
 
 bench: ## measure against the goals; exits non-zero below one
 	@scripts/bench.sh
