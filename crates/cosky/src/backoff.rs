@@ -32,9 +32,22 @@ impl Backoff {
     }
 }
 
+/// `wait` and up to half of it more, at random: never sooner than was asked for, and not in step with others.
+pub(crate) fn at_least(wait: Duration) -> Duration {
+    wait.mul_f64(rand::random_range(1.0..=1.5))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_are_drawn_apart_and_never_shorter() {
+        let wait = Duration::from_secs(10);
+        let drawn: Vec<_> = (0..8).map(|_| at_least(wait)).collect();
+        assert!(drawn.iter().all(|drawn| (wait..=wait.mul_f64(1.5)).contains(drawn)), "{drawn:?}");
+        assert!(drawn.iter().any(|one| *one != drawn[0]), "{drawn:?}");
+    }
 
     #[test]
     fn delays_double_up_to_the_ceiling_and_start_again_after_a_reset() {

@@ -15,10 +15,11 @@ use reqwest::Method;
 use tokio::runtime::Handle;
 
 use crate::{
-    Error, HttpRegistry, IntoAddresses, NamespaceClient, Result,
+    Access, Error, HttpRegistry, IntoAddresses, NamespaceClient, Result, TokenSource,
     address::Addresses,
-    credentials::{Password, Source},
+    credentials::Source,
     namespace::NamespaceCore,
+    session::{Login, Password},
     transport::{Call, Timeouts, Transport},
 };
 
@@ -116,6 +117,11 @@ impl Cosky {
         self.inner.registry.clone()
     }
 
+    /// Logins and API tokens of the server.
+    pub fn access(&self) -> Access {
+        Access::new(self.inner.registry.transport().clone())
+    }
+
     fn open(&self, name: Namespace) -> Result<NamespaceClient> {
         let mut namespaces = self.inner.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(core) = namespaces.get(&name).and_then(Weak::upgrade) {
@@ -171,12 +177,20 @@ impl Connect {
         self
     }
 
-    /// A user and password. Tokens are fetched and renewed by themselves.
+    /// Tokens that somebody else renews and keeps, asked for when the first one is needed and when one is refused.
+    pub fn token_source(mut self, source: Arc<dyn TokenSource>) -> Self {
+        self.source = Source::Given(source);
+        self
+    }
+
+    /// A user and password. Tokens are fetched and renewed by themselves. A password that is refused is tried again
+    /// after 5 s, then ever later, up to 16 minutes and half of it more, so that it does not freeze the account.
     pub fn login(self, user: impl AsRef<str>, password: impl Into<String>) -> Self {
         self.user(user.as_ref(), Password::Text(password.into()))
     }
 
-    /// A user, and a file with the password, read at every login.
+    /// A user, and a file with the password, read at every login. As [`Connect::login`]; but another password in the
+    /// file is tried within a second of the next call that needs it.
     pub fn password_file(self, user: impl AsRef<str>, path: impl Into<PathBuf>) -> Self {
         self.user(user.as_ref(), Password::File(path.into()))
     }
@@ -225,7 +239,7 @@ impl Connect {
 
     fn user(mut self, user: &str, password: Password) -> Self {
         match UserName::new(user) {
-            Ok(user) => self.source = Source::Login { user, password },
+            Ok(user) => self.source = Source::Login(Login { user, password }),
             Err(error) => self.error = self.error.or(Some(error.into())),
         }
         self
@@ -312,7 +326,7 @@ mod tests {
         assert!(matches!(&file.source, Source::TokenFile(path) if path.as_os_str() == "/run/token"));
         let user = from(&[("COSKY_USER", "cosky"), ("COSKY_PASSWORD_FILE", "/run/password")]);
         assert!(
-            matches!(&user.source, Source::Login { user, password: Password::File(_) } if user.as_str() == "cosky")
+            matches!(&user.source, Source::Login(Login { user, password: Password::File(_) }) if user.as_str() == "cosky")
         );
     }
 

@@ -4,33 +4,42 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
-use cosky_core::{
-    Error, Result, UserName,
-    wire::{self, LoginBody, TokenPair},
-};
-use reqwest::{Method, header::HeaderValue};
+use async_trait::async_trait;
+use cosky_core::{Error, Result};
+use reqwest::header::HeaderValue;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::{
-    decode,
-    transport::{Call, Repeat, Transport},
+    backoff::Backoff,
+    secret::{self, Mark},
+    session::{Failed, Login, Session},
+    transport::Transport,
 };
 
-/// The most bytes of a token or password file.
-const SECRET_BYTES: u64 = 64 * 1024;
+/// What stands before the token in the header.
+const SCHEME: &str = "Bearer ";
 /// How often a token file is looked at for a change.
 const LOOK: Duration = Duration::from_secs(1);
-/// How long one renewal of a credential may take. Hashing a password takes a server most of a second.
-const RENEWAL: Duration = Duration::from_secs(10);
-/// The least time between two renewals that failed because no server could be asked.
-const PAUSE: Duration = Duration::from_millis(250);
-/// Waits after the first, second and every further refusal of one password. Servers freeze an account for 15 minutes
-/// after 10 tries, so a wrong password must not go on trying.
-const REFUSED: [Duration; 3] =
-    [Duration::from_secs(5), Duration::from_secs(60), Duration::from_secs(16 * 60)];
+/// The pause after a renewal that failed for a reason that may be over at any moment, and the longest after several.
+/// Together with a beat's own retries it is short against the shortest life of an instance, 3 s.
+const PAUSES: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(1)];
+
+/// Gives tokens that somebody else renews and keeps: [`crate::Connect::token_source`].
+///
+/// A client asks one question at a time. Each runs to its end in a task of its own, also when the calls that wait for
+/// it are cancelled, and after an error it is put again within about a second as long as somebody needs a token.
+#[async_trait]
+pub trait TokenSource: Send + Sync + 'static {
+    /// A token for the `Authorization` header. `refused` is the one that the server does not take (any more); then the
+    /// answer is another one. Without, it is whatever is at hand.
+    ///
+    /// # Errors
+    /// What the calls that need the token shall end with: [`Error::Unauthorized`] when there is none.
+    async fn token(&self, refused: Option<&str>) -> Result<String>;
+}
 
 /// Where the credential comes from.
 #[derive(Clone)]
@@ -41,15 +50,10 @@ pub(crate) enum Source {
     Token(String),
     /// A token that somebody else renews in a file.
     TokenFile(PathBuf),
+    /// A token that somebody else renews and gives.
+    Given(Arc<dyn TokenSource>),
     /// A user whose tokens this client renews.
-    Login { user: UserName, password: Password },
-}
-
-/// A password, or the file that holds it.
-#[derive(Clone)]
-pub(crate) enum Password {
-    Text(String),
-    File(PathBuf),
+    Login(Login),
 }
 
 /// The credential of one client.
@@ -74,22 +78,13 @@ struct Current {
     looked: Option<Instant>,
 }
 
-#[derive(Default)]
 struct Renewal {
-    pair: Option<TokenPair>,
+    session: Session,
     /// The token file as it was read last.
     file: Option<Mark>,
     /// No renewal before this moment; until then callers get the error of the last one.
     blocked: Option<(Instant, Error)>,
-    /// The password that was refused, and how often in a row.
-    refused: Option<(String, usize)>,
-}
-
-/// Tells whether a file changed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Mark {
-    modified: Option<SystemTime>,
-    bytes: u64,
+    backoff: Backoff,
 }
 
 impl Credentials {
@@ -102,7 +97,18 @@ impl Credentials {
             Source::Token(token) => Some(Bearer { value: header(token)?, generation: 0 }),
             _ => None,
         };
-        Ok(Self { source, current: Mutex::new(Current { bearer, looked: None }), renewal: Arc::default() })
+        let [pause, longest] = PAUSES;
+        let renewal = Renewal {
+            session: Session::default(),
+            file: None,
+            blocked: None,
+            backoff: Backoff::new(pause, longest),
+        };
+        Ok(Self {
+            source,
+            current: Mutex::new(Current { bearer, looked: None }),
+            renewal: Arc::new(tokio::sync::Mutex::new(renewal)),
+        })
     }
 
     /// What to send now; `None` when nothing proves who asks.
@@ -151,7 +157,11 @@ impl Credentials {
             return Ok(bearer);
         }
         let transport = transport.clone();
-        let task = async move { transport.credentials().renew(&transport, renewal, only_if_changed).await };
+        let refused = old.is_some();
+        let task = async move {
+            let credentials = transport.credentials();
+            credentials.renew(&transport, renewal, refused, only_if_changed).await
+        };
         tokio::spawn(task).await.unwrap_or_else(|_| Err(Error::unavailable("the runtime is shutting down")))
     }
 
@@ -159,34 +169,53 @@ impl Credentials {
         &self,
         transport: &Transport,
         mut renewal: OwnedMutexGuard<Renewal>,
+        refused: bool,
         only_if_changed: bool,
     ) -> Result<Bearer> {
-        if let Some((until, error)) = &renewal.blocked
-            && Instant::now() < *until
-            && !matches!(self.source, Source::TokenFile(_))
-        {
-            return Err(error.clone());
+        if let Some(error) = self.blocked(&mut renewal).await {
+            return Err(error);
         }
-        let token = match &self.source {
+        let token: Result<String, Failed> = match &self.source {
             Source::None | Source::Token(_) => Err(refusal(
                 "the server does not take the token (any more), and a fixed token cannot be renewed: give another \
                  one, a token file, or user and password",
-            )),
-            Source::TokenFile(path) => self.read_token(path, &mut renewal, only_if_changed).await,
-            Source::Login { user, password } => log_in(transport, user, password, &mut renewal).await,
-        };
-        let value = token.and_then(|token| header(&token));
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        let value = match value {
-            Ok(value) => value,
-            Err(error) => {
-                if renewal.blocked.as_ref().is_none_or(|(until, _)| *until <= Instant::now()) {
-                    renewal.blocked = Some((Instant::now() + PAUSE, error.clone()));
-                }
-                return Err(error);
+            )
+            .into()),
+            Source::TokenFile(path) => {
+                self.read_token(path, &mut renewal, only_if_changed).await.map_err(Failed::from)
             }
+            Source::Given(source) => self.given(source.as_ref(), refused).await.map_err(Failed::from),
+            Source::Login(login) => renewal.session.renew(transport, login).await,
         };
-        renewal.blocked = None;
+        match token.and_then(|token| Ok(header(&token)?)) {
+            Ok(value) => {
+                renewal.blocked = None;
+                renewal.backoff.reset();
+                Ok(self.replace(value))
+            }
+            Err(Failed { error, wait }) => {
+                let pause = renewal.backoff.delay();
+                let wait = wait.map_or(pause, |wait| wait.max(pause));
+                renewal.blocked = Some((Instant::now() + wait, error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// What the last renewal met, as long as it is too early for another one. A file that has changed is worth one at
+    /// any time.
+    async fn blocked(&self, renewal: &mut Renewal) -> Option<Error> {
+        let (until, error) = renewal.blocked.clone()?;
+        let changed = match &self.source {
+            Source::TokenFile(_) => true,
+            Source::Login(login) => renewal.session.has_other_password(login).await,
+            _ => false,
+        };
+        (!changed && Instant::now() < until).then_some(error)
+    }
+
+    fn replace(&self, value: HeaderValue) -> Bearer {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let generation = match &current.bearer {
             Some(bearer) if bearer.value == value => bearer.generation,
             Some(bearer) => bearer.generation + 1,
@@ -194,19 +223,35 @@ impl Credentials {
         };
         let bearer = Bearer { value, generation };
         current.bearer = Some(bearer.clone());
-        Ok(bearer)
+        bearer
+    }
+
+    /// What was sent last.
+    fn sent(&self) -> Option<HeaderValue> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.bearer.as_ref().map(|bearer| bearer.value.clone())
+    }
+
+    /// What the source gives; after a refusal another one than before.
+    async fn given(&self, source: &dyn TokenSource, refused: bool) -> Result<String> {
+        let sent = self.sent().filter(|_| refused);
+        let old = sent.as_ref().and_then(|sent| sent.to_str().ok()?.strip_prefix(SCHEME));
+        let token = source.token(old).await?;
+        if old == Some(&*token) {
+            return Err(refusal("the server does not take the token (any more), and there is no other one"));
+        }
+        Ok(token)
     }
 
     /// The token in the file. After a refusal it must be another one than before.
     async fn read_token(&self, path: &Path, renewal: &mut Renewal, only_if_changed: bool) -> Result<String> {
         let known = renewal.file.filter(|_| only_if_changed);
-        let Some((mark, token)) = read_secret(path, known).await? else {
+        let Some((mark, token)) = secret::read(path, known).await? else {
             return Err(refusal("the token file did not change"));
         };
         renewal.file = Some(mark);
-        let sent = self.current.lock().unwrap_or_else(PoisonError::into_inner).bearer.clone();
-        if !only_if_changed && sent.is_some_and(|sent| header(&token).is_ok_and(|value| value == sent.value))
-        {
+        let sent = self.sent();
+        if !only_if_changed && sent.is_some_and(|sent| header(&token).is_ok_and(|value| value == sent)) {
             return Err(refusal(format!(
                 "the server does not take the token in {}: put a new one into the file, it is read again by itself",
                 path.display()
@@ -216,91 +261,12 @@ impl Credentials {
     }
 }
 
-/// A new access token: bought with the refresh token, else with the password.
-async fn log_in(
-    transport: &Transport,
-    user: &UserName,
-    password: &Password,
-    renewal: &mut Renewal,
-) -> Result<String> {
-    // A refresh token buys one pair, so it is never sent twice, whatever becomes of the answer.
-    if let Some(pair) = renewal.pair.take()
-        && let Ok(pair) = ask(transport, user, "refresh", &pair).await
-    {
-        return Ok(renewal.pair.insert(pair).access_token.clone());
-    }
-    let text = match password {
-        Password::Text(text) => text.clone(),
-        Password::File(path) => read_secret(path, None).await?.map(|(_, text)| text).unwrap_or_default(),
-    };
-    let body = LoginBody { password: text };
-    match ask(transport, user, "login", &body).await {
-        Ok(pair) => {
-            renewal.refused = None;
-            Ok(renewal.pair.insert(pair).access_token.clone())
-        }
-        Err(Error::InvalidArgument { reason, .. }) => {
-            let times = match &renewal.refused {
-                Some((refused, times)) if *refused == body.password => *times,
-                _ => 0,
-            };
-            let error = refusal(format!("the login of {user} was refused: {reason}"));
-            let wait = REFUSED[times.min(REFUSED.len() - 1)];
-            renewal.blocked = Some((Instant::now() + wait, error.clone()));
-            renewal.refused = Some((body.password, times + 1));
-            Err(error)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-async fn ask<T: serde::Serialize>(
-    transport: &Transport,
-    user: &UserName,
-    action: &str,
-    body: &T,
-) -> Result<TokenPair> {
-    let mut path = String::from("/v1/authenticate/");
-    wire::encode_segment(&mut path, user.as_str());
-    path.push('/');
-    path.push_str(action);
-    let call = Call::new(Method::POST, path).body(body).repeat(Repeat::OnlyUnsent).within(RENEWAL);
-    let answer = transport.exchange(&call, None).await?;
-    decode::json(&answer)
-}
-
-/// Reads a small file off the runtime's threads; `None` when it looks as `known` did.
-async fn read_secret(path: &Path, known: Option<Mark>) -> Result<Option<(Mark, String)>> {
-    use std::io::Read as _;
-
-    let path = path.to_owned();
-    let shown = path.display().to_string();
-    let read = move || -> std::io::Result<Option<(Mark, String)>> {
-        let file = std::fs::File::open(&path)?;
-        let about = file.metadata()?;
-        let mark = Mark { modified: about.modified().ok(), bytes: about.len() };
-        if known == Some(mark) {
-            return Ok(None);
-        }
-        let mut text = String::new();
-        file.take(SECRET_BYTES).read_to_string(&mut text)?;
-        Ok(Some((mark, text.trim().to_owned())))
-    };
-    let read = tokio::task::spawn_blocking(read).await;
-    let read = read.map_err(|_| Error::unavailable("the runtime is shutting down"))?;
-    match read {
-        Ok(Some((_, text))) if text.is_empty() => Err(refusal(format!("{shown} is empty"))),
-        Ok(read) => Ok(read),
-        Err(error) => Err(refusal(format!("{shown} cannot be read: {error}"))),
-    }
-}
-
 fn refusal(reason: impl Into<String>) -> Error {
     Error::Unauthorized { reason: reason.into() }
 }
 
 fn header(token: &str) -> Result<HeaderValue> {
-    let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
+    let mut value = HeaderValue::from_str(&format!("{SCHEME}{token}"))
         .ok()
         .filter(|_| !token.is_empty() && !token.contains(char::is_whitespace))
         .ok_or_else(|| Error::invalid("token", "must be one word of visible ASCII characters"))?;
@@ -315,7 +281,8 @@ impl fmt::Debug for Source {
             Self::None => f.write_str("None"),
             Self::Token(_) => f.write_str("Token(…)"),
             Self::TokenFile(path) => f.debug_tuple("TokenFile").field(path).finish(),
-            Self::Login { user, .. } => f.debug_struct("Login").field("user", user).finish_non_exhaustive(),
+            Self::Given(_) => f.write_str("Given(…)"),
+            Self::Login(login) => f.debug_struct("Login").field("user", &login.user).finish_non_exhaustive(),
         }
     }
 }

@@ -13,7 +13,7 @@ use cosky_core::{
 };
 use reqwest::{
     StatusCode,
-    header::{DATE, HeaderMap},
+    header::{DATE, HeaderMap, RETRY_AFTER},
 };
 use serde::de::DeserializeOwned;
 
@@ -82,15 +82,26 @@ fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
         .map_err(|error| Error::Corrupt { reason: format!("the server's answer has another form: {error}") })
 }
 
+/// The code and the text of an answer that refuses.
+pub(crate) fn error_body(answer: &Answer) -> ErrorBody {
+    serde_json::from_slice(&answer.body).unwrap_or_else(|_| ErrorBody {
+        code: String::new(),
+        msg: format!("the server answers {}", answer.status),
+        authorized: None,
+        reason: None,
+    })
+}
+
+/// How long the server asks to stay away. Ours say it in seconds; a date would need a clock that agrees with theirs.
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?;
+    seconds.trim().parse().ok().map(Duration::from_secs)
+}
+
 /// What a status other than 200 means.
 pub(crate) fn refusal(answer: &Answer) -> Error {
     let status = answer.status;
-    let body: ErrorBody = serde_json::from_slice(&answer.body).unwrap_or_else(|_| ErrorBody {
-        code: String::new(),
-        msg: format!("the server answers {status}"),
-        authorized: None,
-        reason: None,
-    });
+    let body = error_body(answer);
     let msg = body.msg;
     match status.as_u16() {
         401 => Error::Unauthorized { reason: body.reason.unwrap_or(msg) },

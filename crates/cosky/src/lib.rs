@@ -25,7 +25,8 @@
 //! * **Addresses.** Requests stay with one address and go to the next when it fails. A request whose answer was lost is
 //!   repeated only when twice is as good as once ([`HttpRegistry`]).
 //! * **Credentials.** A token file is read again when it changes or is refused; user and password fetch new tokens by
-//!   themselves. An expired token costs neither a registration nor a view.
+//!   themselves, and follow a server that asks to come later, for 5 s at most. An expired token costs neither a
+//!   registration nor a view.
 //!
 //! # Start without a registry
 //!
@@ -38,6 +39,7 @@
 //! [`NamespaceClient::close`] wait for it, at most 5 s. Stop taking work only after that: until then others still
 //! find the instance.
 
+mod access;
 mod address;
 mod backoff;
 mod beats;
@@ -51,16 +53,20 @@ mod http;
 mod instance;
 mod namespace;
 mod registration;
+mod secret;
+mod session;
 mod sse;
 mod transport;
 mod view;
 
+pub use access::Access;
 pub use address::IntoAddresses;
 pub use client::{Connect, Cosky};
 pub use cosky_core as core;
 pub use cosky_core::{
     Index, InstanceId, Life, Metadata, Namespace, Registry, Scope, ServiceId, ServiceInstance, StoreState,
 };
+pub use credentials::TokenSource;
 pub use entry::RegistrationState;
 pub use error::{Error, NotCosky, Result};
 pub use follow::{Watch, Watched};

@@ -81,9 +81,11 @@ pub(crate) struct Answer {
 }
 
 /// Why an address did not serve, and whether it may have worked on the request all the same.
-struct Failure {
-    error: Error,
+pub(crate) struct Failure {
+    pub(crate) error: Error,
     perhaps_applied: bool,
+    /// How long the server asked to stay away.
+    pub(crate) retry_after: Option<Duration>,
 }
 
 /// Blames the address when an attempt is dropped before it ends.
@@ -193,6 +195,11 @@ impl Transport {
     /// # Errors
     /// [`Error::Unavailable`] when none did, with `maybe_applied` for a write that a server may have begun.
     pub(crate) async fn exchange(&self, call: &Call, bearer: Option<&Bearer>) -> Result<Answer> {
+        self.send(call, bearer).await.map_err(|failure| failure.error)
+    }
+
+    /// As [`Transport::exchange`], and tells of the last address when it asked to come again.
+    pub(crate) async fn send(&self, call: &Call, bearer: Option<&Bearer>) -> Result<Answer, Failure> {
         let addresses = &self.inner.addresses;
         let order = if call.stream { addresses.random_order() } else { addresses.order() };
         let end = Instant::now() + call.within.unwrap_or(self.inner.timeouts.request);
@@ -213,13 +220,17 @@ impl Transport {
                     tracing::debug!(address = addresses.base(at), error = %failure.error, "address did not serve");
                     addresses.failed(at);
                     if failure.perhaps_applied && call.repeat == Repeat::OnlyUnsent {
-                        return Err(failure.error);
+                        return Err(failure);
                     }
-                    last = Some(failure.error);
+                    last = Some(failure);
                 }
             }
         }
-        Err(last.unwrap_or_else(|| Error::unavailable("there is no address to ask")))
+        Err(last.unwrap_or_else(|| Failure {
+            error: Error::unavailable("there is no address to ask"),
+            perhaps_applied: false,
+            retry_after: None,
+        }))
     }
 
     async fn attempt(
@@ -242,6 +253,7 @@ impl Transport {
         let late = || Failure {
             error: unavailable(call, format!("{address} did not answer within {limit:?}"), None),
             perhaps_applied: true,
+            retry_after: None,
         };
         let mut response = timeout_at(end, request.send()).await.map_err(|_| late())?.map_err(|error| {
             let sent = !error.is_connect() && !error.is_builder();
@@ -254,7 +266,7 @@ impl Transport {
                 }
                 other => other,
             };
-            Failure { error, perhaps_applied: sent }
+            Failure { error, perhaps_applied: sent, retry_after: None }
         })?;
         let status = response.status();
         if !response.headers().contains_key(wire::VERSION) {
@@ -268,6 +280,7 @@ impl Transport {
             timeout_at(end, collect(response)).await.map_err(|_| late())?.map_err(|reason| Failure {
                 error: unavailable(call, format!("the answer of {address} broke off: {reason}"), None),
                 perhaps_applied: true,
+                retry_after: None,
             })?;
         let answer = Answer { status, headers, body, stream: None, address: at };
         if status == StatusCode::SERVICE_UNAVAILABLE {
@@ -276,6 +289,7 @@ impl Transport {
             return Err(Failure {
                 error: if call.is_read() { settled(error) } else { error },
                 perhaps_applied,
+                retry_after: decode::retry_after(&answer.headers),
             });
         }
         Ok(answer)
@@ -307,9 +321,11 @@ fn settled(error: Error) -> Error {
 }
 
 fn no_credential(answer: &Answer) -> Error {
-    let reason = decode::refusal(answer).to_string();
     let advice = "this client has no credential: give it a token, a token file, or user and password";
-    Error::Unauthorized { reason: format!("{reason}; {advice}") }
+    match decode::refusal(answer) {
+        Error::Unauthorized { reason } => Error::Unauthorized { reason: format!("{reason}; {advice}") },
+        other => other,
+    }
 }
 
 /// The answer of something that is not a cosky server, or of a gateway that cannot reach one.
@@ -318,10 +334,12 @@ fn stranger(call: &Call, address: &str, status: StatusCode) -> Failure {
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => Failure {
             error: unavailable(call, format!("a gateway answers {status} at {address}"), None),
             perhaps_applied: true,
+            retry_after: None,
         },
         _ => Failure {
             error: NotCosky { address: address.to_owned(), status: status.as_u16() }.into(),
             perhaps_applied: false,
+            retry_after: None,
         },
     }
 }

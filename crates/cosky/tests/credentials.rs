@@ -108,6 +108,7 @@ async fn without_a_credential_the_error_says_what_to_give() {
     let error = cosky.registry().namespaces().await.unwrap_err();
     assert!(matches!(error, core::Error::Unauthorized { .. }), "{error:?}");
     assert!(error.to_string().contains("token file"), "{error}");
+    assert_eq!(error.to_string().matches("not authorised").count(), 1, "{error}");
     let start = Instant::now();
     let error = cosky.namespace(NS).unwrap().discover("order").await.unwrap_err();
     assert!(matches!(error, cosky::Error::Registry(core::Error::Unauthorized { .. })), "{error:?}");

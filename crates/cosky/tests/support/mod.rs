@@ -1,6 +1,7 @@
 //! Servers on real sockets, a proxy between them and the client that records and disturbs, and waiting for conditions.
 #![expect(dead_code, reason = "each test binary uses a part of it")]
 
+pub(crate) mod desk;
 pub(crate) mod proxy;
 
 use std::{
