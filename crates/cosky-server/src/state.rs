@@ -8,7 +8,11 @@ use rand::RngExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
-use crate::{ApiError, Config, Metrics, auth::Auth, config::Limits};
+use crate::{
+    ApiError, Config, Metrics,
+    auth::{Auth, Proof},
+    config::Limits,
+};
 
 /// Cheap to clone; all clones are one.
 #[derive(Clone)]
@@ -43,6 +47,8 @@ pub struct Caller {
     pub user: UserName,
     /// The end of the credential in seconds since 1970. A stream ends no later.
     pub expires_at: Option<u64>,
+    /// By what a revocation of the credential is known.
+    pub(crate) proof: Proof,
 }
 
 impl Streams {

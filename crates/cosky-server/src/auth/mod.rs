@@ -62,6 +62,17 @@ struct Snapshot {
     verified: RwLock<HashMap<Box<str>, Caller>>,
 }
 
+/// What a caller's credential stands on, so that what takes long can ask again whether it still does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Proof {
+    /// Nothing: no credential was asked for.
+    None,
+    /// A login under this generation of the account.
+    Login(u64),
+    /// The API token of this digest.
+    ApiToken([u8; 32]),
+}
+
 impl Auth {
     /// Makes the signing key at the first start.
     ///
@@ -89,7 +100,7 @@ impl Auth {
     /// 401 when it is not good, 503 when the store has not answered for a quarter of an hour.
     async fn caller(&self, credential: Option<&str>) -> Result<Caller, ApiError> {
         if let Some(user) = &self.everybody {
-            return Ok(Caller { user: user.clone(), expires_at: None });
+            return Ok(Caller { user: user.clone(), expires_at: None, proof: Proof::None });
         }
         let Some(credential) = credential else {
             return Err(ApiError::unauthorized(
@@ -112,6 +123,23 @@ impl Auth {
         Ok(caller)
     }
 
+    /// Whether what `caller` was let in by still stands: the login's password was not changed, the API token was not
+    /// revoked. Its end in time is not looked at.
+    ///
+    /// # Errors
+    /// 401 when it does not, 503 when the store has not answered for a quarter of an hour.
+    pub(crate) async fn check_again(&self, caller: &Caller) -> Result<(), ApiError> {
+        let stands = match caller.proof {
+            Proof::None => true,
+            Proof::Login(generation) => self.generation(&caller.user).await? == Some(generation),
+            Proof::ApiToken(digest) => {
+                self.snapshot().await?.tokens.contains_key(&digest)
+                    && self.generation(&caller.user).await?.is_some()
+            }
+        };
+        if stands { Ok(()) } else { Err(invalid()) }
+    }
+
     async fn by_access_token(&self, snapshot: &Snapshot, token: &str) -> Result<Caller, ApiError> {
         let claims = self.keys.access(token).map_err(|refusal| match refusal {
             Refusal::Expired => expired(),
@@ -121,15 +149,18 @@ impl Auth {
         if self.generation(&user).await? != Some(claims.generation) {
             return Err(invalid());
         }
-        Ok(snapshot.remember(token, Caller { user, expires_at: Some(claims.exp) }))
+        let proof = Proof::Login(claims.generation);
+        Ok(snapshot.remember(token, Caller { user, expires_at: Some(claims.exp), proof }))
     }
 
     async fn by_api_token(&self, snapshot: &Snapshot, secret: &str) -> Result<Caller, ApiError> {
-        let Some(token) = snapshot.tokens.get(&secret::digest(secret)) else { return Err(invalid()) };
+        let digest = secret::digest(secret);
+        let Some(token) = snapshot.tokens.get(&digest) else { return Err(invalid()) };
         if self.generation(&token.user).await?.is_none() {
             return Err(invalid());
         }
-        let caller = Caller { user: token.user.clone(), expires_at: token.expires_at };
+        let proof = Proof::ApiToken(digest);
+        let caller = Caller { user: token.user.clone(), expires_at: token.expires_at, proof };
         Ok(snapshot.remember(secret, caller))
     }
 
@@ -430,7 +461,10 @@ mod tests {
         let fixture = Fixture::new().await;
         for _ in 0..=VERIFIED {
             let token = fixture.auth.keys.issue(&root_name(), 0).access_token;
-            fixture.auth.present().remember(&token, Caller { user: root_name(), expires_at: None });
+            fixture
+                .auth
+                .present()
+                .remember(&token, Caller { user: root_name(), expires_at: None, proof: Proof::Login(0) });
         }
         assert_eq!(fixture.auth.present().verified.read().unwrap().len(), VERIFIED);
     }

@@ -87,7 +87,8 @@ async fn create(
 
 /// Revoke an API token
 ///
-/// Counts at once on this server and within 5 seconds on others.
+/// Requests with it are refused at once by this server and within 5 seconds by others; streams that were opened with it
+/// end within 15 and 20 seconds.
 #[utoipa::path(
     delete,
     path = "/v1/tokens/{id}",

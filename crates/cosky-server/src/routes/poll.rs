@@ -50,7 +50,8 @@ impl Polling {
 }
 
 /// The instances of `service`: now, or as soon as something changed after an index, or when the wait is over. A drain
-/// and the end of the caller's credential end a wait early. An answer without news has the index that was asked with.
+/// and the end of the caller's credential end a wait early. An answer without news has the index that was asked with. Who
+/// was let in by what was revoked meanwhile is refused.
 ///
 /// Dropping the future gives the place among the waiting polls back.
 pub(super) async fn instances(
@@ -75,6 +76,7 @@ pub(super) async fn instances(
         () = sleep(longest) => false,
     };
     drop((place, waiting));
+    state.auth.check_again(caller).await?;
     let mut read = read().await?;
     // What came between the end of the wait and the read is in the body, so the body must not go by the old index.
     if !news && !arrived(&mut changes).await {

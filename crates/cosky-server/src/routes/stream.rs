@@ -10,6 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use cosky_core::{Change, Error, WatchStream};
+use futures_util::future::BoxFuture;
 use http_body::{Body, Frame};
 use pin_project_lite::pin_project;
 use tokio::{
@@ -31,8 +32,9 @@ const DRAINING: Bytes = Bytes::from_static(b"event: state\ndata: {\"state\":\"dr
 
 pin_project! {
     /// One watcher's stream. Kept small, since there may be many thousands: no task, no channel, no buffer, one timer.
-    /// Ends cleanly at its age or at the end of the credential, after a `state` event when the server drains, and when
-    /// the watcher fell behind. Dropping it ends the subscription and gives the watcher's place back.
+    /// Ends cleanly at its age or at the end of the credential, after a `state` event when the server drains, when
+    /// the watcher fell behind, and when it may not watch any more, which is asked at each comment. Dropping it ends the
+    /// subscription and gives the watcher's place back.
     pub(super) struct WatchBody {
         // None when it is over.
         changes: Option<WatchStream>,
@@ -42,11 +44,17 @@ pin_project! {
         #[pin]
         draining: WaitForCancellationFutureOwned,
         ends: Instant,
+        may_watch: MayWatch,
+        // While it is being asked.
+        asked: Option<BoxFuture<'static, bool>>,
         metrics: Arc<Metrics>,
         _counted: Counted,
         _place: OwnedSemaphorePermit,
     }
 }
+
+/// Asks whether the watcher may still watch.
+pub(super) type MayWatch = Box<dyn Fn() -> BoxFuture<'static, bool> + Send>;
 
 /// The text of a change, shared by all watchers.
 struct Text(Arc<str>);
@@ -57,6 +65,7 @@ impl WatchBody {
         changes: WatchStream,
         age: Duration,
         draining: CancellationToken,
+        may_watch: MayWatch,
         metrics: Arc<Metrics>,
         place: OwnedSemaphorePermit,
     ) -> Self {
@@ -69,6 +78,8 @@ impl WatchBody {
             timer: sleep_until(ends.min(now + first)),
             draining: draining.cancelled_owned(),
             ends,
+            may_watch,
+            asked: None,
             _counted: metrics.watcher(),
             metrics,
             _place: place,
@@ -86,7 +97,7 @@ impl Body for WatchBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let mut this = self.project();
         let Some(changes) = this.changes else { return Poll::Ready(None) };
-        // Both before the changes, so that a stream which always has news ends in time as well.
+        // All before the changes, so that a stream which always has news ends in time as well.
         if this.draining.as_mut().poll(cx).is_ready() {
             *this.changes = None;
             return Poll::Ready(Some(Ok(Frame::data(DRAINING))));
@@ -98,7 +109,17 @@ impl Body for WatchBody {
                 return Poll::Ready(None);
             }
             this.timer.as_mut().reset((*this.ends).min(now + COMMENT_EVERY));
+            this.asked.get_or_insert_with(this.may_watch);
             return Poll::Ready(Some(Ok(Frame::data(COMMENT))));
+        }
+        if let Some(asked) = this.asked
+            && let Poll::Ready(yes) = asked.as_mut().poll(cx)
+        {
+            *this.asked = None;
+            if !yes {
+                *this.changes = None;
+                return Poll::Ready(None);
+            }
         }
         match ready!(changes.as_mut().poll_next(cx)) {
             Some(Ok(change)) => return Poll::Ready(Some(Ok(Frame::data(text(&change))))),
@@ -141,7 +162,13 @@ mod tests {
         body: Pin<Box<WatchBody>>,
         draining: CancellationToken,
         places: Arc<Semaphore>,
+        /// What is answered to the question whether it may still watch; nothing yet, when absent.
+        may: tokio::sync::watch::Sender<Option<bool>>,
         registry: Registry,
+    }
+
+    fn always() -> MayWatch {
+        Box::new(|| Box::pin(std::future::ready(true)))
     }
 
     fn watched(changes: WatchStream) -> Watched {
@@ -149,8 +176,13 @@ mod tests {
         let metrics = Arc::new(Metrics::register(&mut registry));
         let (draining, places) = (CancellationToken::new(), Arc::new(Semaphore::new(1)));
         let place = Arc::clone(&places).try_acquire_owned().unwrap();
-        let body = WatchBody::new(changes, AGE, draining.clone(), metrics, place);
-        Watched { body: Box::pin(body), draining, places, registry }
+        let (may, told) = tokio::sync::watch::channel(Some(true));
+        let may_watch: MayWatch = Box::new(move || {
+            let mut told = told.clone();
+            Box::pin(async move { told.wait_for(Option::is_some).await.unwrap().unwrap() })
+        });
+        let body = WatchBody::new(changes, AGE, draining.clone(), may_watch, metrics, place);
+        Watched { body: Box::pin(body), draining, places, may, registry }
     }
 
     fn change(sequence: u64) -> Arc<Change> {
@@ -217,6 +249,35 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn who_may_not_watch_any_more_is_told_nothing_after_the_next_comment() {
+        let mut watched = watched(Box::pin(stream::pending()));
+        while watched.body.asked.is_none() {
+            assert_eq!(watched.next().await.unwrap(), COMMENT, "it may");
+        }
+        watched.may.send(Some(false)).unwrap();
+        let revoked = Instant::now();
+        while let Some(comment) = watched.next().await {
+            assert_eq!(comment, COMMENT);
+        }
+        assert!(revoked.elapsed() <= COMMENT_EVERY, "{:?}", revoked.elapsed());
+        assert_eq!(watched.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_do_not_wait_for_the_answer_whether_it_may_watch() {
+        let (changes, told) = tokio::sync::mpsc::channel(1);
+        let told = stream::unfold(told, async |mut told| told.recv().await.map(|change| (change, told)));
+        let mut watched = watched(Box::pin(told));
+        watched.may.send(None).unwrap();
+        assert_eq!(watched.next().await.unwrap(), COMMENT);
+        changes.send(Ok(change(1))).await.unwrap();
+        assert_eq!(watched.next().await.unwrap(), change(1).frame().as_bytes());
+        assert_eq!(watched.next().await.unwrap(), COMMENT, "the answer is still not there");
+        watched.may.send(Some(false)).unwrap();
+        assert_eq!(watched.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn who_falls_behind_is_cut_off_and_counted() {
         let mut watched = watched(Box::pin(stream::iter([Ok(change(1)), Err(Error::Lagged), Ok(change(9))])));
         assert!(watched.shows("cosky_watchers 1"));
@@ -243,6 +304,7 @@ mod tests {
             Box::pin(stream::pending()),
             AGE,
             CancellationToken::new(),
+            always(),
             Arc::new(Metrics::register(&mut Registry::default())),
             Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap(),
         ));

@@ -1,5 +1,7 @@
 //! `GET …/watch`: the changes of a namespace as server-sent events (design §5).
 
+use std::sync::Arc;
+
 use axum::{
     body::Body,
     extract::State,
@@ -11,7 +13,12 @@ use cosky_core::{
 };
 use http::{HeaderMap, HeaderName, header};
 
-use super::{Refused, consumer, counted, place::InNamespace, poll::remaining, stream::WatchBody};
+use super::{
+    Refused, consumer, counted,
+    place::InNamespace,
+    poll::remaining,
+    stream::{MayWatch, WatchBody},
+};
 use crate::{ApiResult, AppState, Caller, extract::Query, metrics::Operation};
 
 /// Tells proxies of the nginx kind to pass each event on at once.
@@ -71,8 +78,8 @@ impl Asked {
 ///
 /// Server-sent events. First comes a `snapshot` of what is watched, unless `Last-Event-ID` or `index` lies among the
 /// changes that this server remembers; then the changes after it. A comment line every 15 s. The stream ends cleanly
-/// after about half an hour, at the end of the credential, after a `state` event `draining` when the server stops, and
-/// when the watcher falls behind: ask again, with the last id, on any address.
+/// after about half an hour, at the end of the credential or soon after it was revoked, after a `state` event `draining`
+/// when the server stops, and when the watcher falls behind: ask again, with the last id, on any address.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/watch", tag = "watch", operation_id = "watch",
     params(
@@ -109,10 +116,20 @@ pub(super) async fn watch(
     let age = state.streams.age();
     let age = remaining(&caller).map_or(age, |left| left.min(age));
     let draining = state.streams.draining().clone();
-    let body = WatchBody::new(changes, age, draining, state.metrics.clone(), place);
+    let body =
+        WatchBody::new(changes, age, draining, may_watch(&state, caller), state.metrics.clone(), place);
     let headers =
         [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache"), NO_BUFFERING];
     Ok((headers, Body::new(body)).into_response())
+}
+
+/// Streams outlive revocations, so each asks again.
+fn may_watch(state: &AppState, caller: Caller) -> MayWatch {
+    let (auth, caller) = (Arc::clone(&state.auth), Arc::new(caller));
+    Box::new(move || {
+        let (auth, caller) = (Arc::clone(&auth), Arc::clone(&caller));
+        Box::pin(async move { auth.check_again(&caller).await.is_ok() })
+    })
 }
 
 #[cfg(test)]
