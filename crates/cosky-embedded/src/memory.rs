@@ -364,7 +364,14 @@ impl Memory {
             self.services += 1;
             Vec::new()
         });
-        match list.binary_search_by(|other| other.instance.id().cmp(slot.instance.id())) {
+        // Rows are loaded in order, and new instances often come last.
+        let last = list.last().is_none_or(|last| last.instance.id() < slot.instance.id());
+        let place = if last {
+            Err(list.len())
+        } else {
+            list.binary_search_by(|other| other.instance.id().cmp(slot.instance.id()))
+        };
+        match place {
             Ok(at) => list[at] = Arc::clone(&slot),
             Err(at) => list.insert(at, Arc::clone(&slot)),
         }

@@ -5,6 +5,7 @@ use std::{
     io::{self, ErrorKind},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -94,7 +95,8 @@ pub(crate) fn directory(path: &Path, now: Duration) -> Result<(Disk, Memory), Op
     // A read-only mount lets root past mode bits, so only opening for writing tells.
     let opened = OpenOptions::new().read(true).write(true).open(&file);
     let under = FileBackend::new(opened.map_err(|error| system(&file, error))?);
-    let memory = examine(under.map_err(|error| database(&file, error))?, &file, now)?;
+    let under = under.map_err(|error| database(&file, error))?;
+    let memory = examine(under, &file, now)?;
     let reopen = {
         let file = file.clone();
         move || guarded(|| builder().open(&file))
@@ -117,12 +119,23 @@ pub(crate) fn backend<B: StorageBackend + Clone>(
     Ok((Disk::new(database, Box::new(reopen), None)?, memory))
 }
 
-/// Checks every page and reads every row without writing: what cannot be used stays as it is, byte for byte.
+/// Checks every page and reads every row without writing: what cannot be used stays as it is, byte for byte. The two go
+/// side by side, since a large file takes either of them a while.
 fn examine(under: impl StorageBackend, path: &Path, now: Duration) -> Result<Memory, OpenError> {
-    let overlay = Overlay::new(under).map_err(|error| system(path, error))?;
-    let open = || builder().set_check_integrity_on_open(true).create_with_backend(overlay);
-    let examined = guarded(open).map_err(|error| database(path, error))?;
-    disk::load(&examined, path, now)
+    let under = Arc::new(under);
+    let open = |check: bool| {
+        let overlay = Overlay::new(Arc::clone(&under)).map_err(|error| system(path, error))?;
+        let open = || builder().set_check_integrity_on_open(check).create_with_backend(overlay);
+        guarded(open).map_err(|error| database(path, error))
+    };
+    std::thread::scope(|scope| {
+        let checked = scope.spawn(|| open(true).map(drop));
+        let loaded = guarded_load(|| disk::load(&open(false)?, path, now));
+        checked
+            .join()
+            .unwrap_or_else(|_| Err(OpenError::Corrupt { reason: "an assertion failed".into() }))?;
+        loaded
+    })
 }
 
 /// Makes the directory when it is not there, so that it is still there after a power cut.
@@ -147,6 +160,12 @@ fn guarded(open: impl FnOnce() -> Result<Database, DatabaseError>) -> Result<Dat
             panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
         Err(DatabaseError::Storage(StorageError::Corrupted(text.unwrap_or("an assertion failed").to_owned())))
     })
+}
+
+/// As [`guarded`]: the rows may lead to the damage that the check of the pages finds.
+fn guarded_load(load: impl FnOnce() -> Result<Memory, OpenError>) -> Result<Memory, OpenError> {
+    let failed = |_| Err(OpenError::Corrupt { reason: "an assertion failed while it was read".into() });
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(load)).unwrap_or_else(failed)
 }
 
 fn lock(path: &Path) -> Result<File, OpenError> {

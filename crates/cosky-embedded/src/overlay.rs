@@ -1,10 +1,11 @@
 //! A storage that is read and never written: what is written to it stays in memory. Opening a database may repair its
-//! file, and a repair that fails would leave the file other than it was; on an overlay it may fail.
+//! file, and a repair that fails would leave the file other than it was; on an overlay it may fail. Several overlays can
+//! lie over one storage.
 
 use std::{
     collections::BTreeMap,
     io,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use redb::StorageBackend;
@@ -14,7 +15,7 @@ const PAGE: u64 = 4096;
 /// `under` with what was written since, page by page.
 #[derive(Debug)]
 pub(crate) struct Overlay<B> {
-    under: B,
+    under: Arc<B>,
     over: Mutex<Over>,
 }
 
@@ -29,7 +30,7 @@ struct Over {
 impl<B: StorageBackend> Overlay<B> {
     /// # Errors
     /// What `under` says when it is asked for its length.
-    pub(crate) fn new(under: B) -> io::Result<Self> {
+    pub(crate) fn new(under: Arc<B>) -> io::Result<Self> {
         let len = under.len()?;
         Ok(Self { under, over: Mutex::new(Over { len, below: len, pages: BTreeMap::new() }) })
     }
@@ -119,7 +120,7 @@ mod tests {
         let below = InMemoryBackend::new();
         below.set_len(10_000).unwrap();
         below.write(0, &[7; 10_000]).unwrap();
-        let overlay = Overlay::new(below).unwrap();
+        let overlay = Overlay::new(Arc::new(below)).unwrap();
         let mut plain = vec![7; 10_000];
         for _ in 0..2000 {
             let (offset, len) =
