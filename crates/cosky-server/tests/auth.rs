@@ -9,9 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cosky_core::{Accounts, Store, UserName, account::ROOT};
+use cosky_core::{Accounts, Namespace, Registry, Store, UserName, account::ROOT};
 use cosky_embedded::{Embedded, Options};
 use cosky_server::Config;
+use cosky_testkit::disk::Disk;
 use jsonwebtoken::{Algorithm, EncodingKey, Header};
 use serde_json::{Value, json};
 use support::{
@@ -133,6 +134,47 @@ async fn a_refresh_token_buys_one_pair() {
     }
     let statuses = tries.join_all().await;
     assert_eq!(statuses.iter().filter(|status| **status == 200).count(), 1, "{statuses:?}");
+}
+
+/// Access tokens end after 15 minutes; a disk that is full for longer must not cost the sessions, and with them the
+/// registrations.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_store_refuses_writes_a_refresh_token_still_buys_one_pair() {
+    let disk = Disk::new();
+    let engine = Arc::new(Embedded::open_backend(disk.file(), Options::new("unused")).await.unwrap());
+    let config = Config { root_password: Some(PASSWORD.into()), ..Config::default() };
+    let server = Setup::on(engine.clone(), config).await;
+    let mut client = server.client().await;
+    let first = pair(&mut client).await;
+    disk.set_full(true);
+    engine.add_namespace(&Namespace::new("a").unwrap()).await.unwrap_err();
+
+    let second = refresh(&mut client, ROOT, &first).await.expect(200).value();
+    refresh(&mut client, ROOT, &first).await.refused(400, "refresh_failed", "used before");
+    client.token = Some(second["accessToken"].as_str().unwrap().to_owned());
+    client.get("/v1/namespaces").await.expect(200);
+    let mut tries = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (mut client, second) = (server.client().await, second.clone());
+        tries.spawn(async move { refresh(&mut client, ROOT, &second).await });
+    }
+    let mut answers = tries.join_all().await;
+    answers.retain(|answer| answer.status == 200);
+    assert_eq!(answers.len(), 1);
+    let third = answers.remove(0).value();
+    login(&mut client, ROOT, PASSWORD).await.expect(200);
+
+    // What was used meanwhile stays used when the store is well again, and what is used now is stored.
+    disk.set_full(false);
+    while client.get("/health").await.status != 200 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    for used in [&first, &second] {
+        refresh(&mut client, ROOT, used).await.refused(400, "refresh_failed", "used before");
+    }
+    refresh(&mut client, ROOT, &third).await.expect(200);
+    let id = claims(&third["refreshToken"])["jti"].as_str().unwrap().to_owned();
+    assert!(!engine.use_refresh_token(&id, u64::MAX).await.unwrap(), "the store knows of it");
 }
 
 #[tokio::test]

@@ -9,7 +9,11 @@ use cosky_core::{
 use http::StatusCode;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::password::Turn;
+use super::{
+    jwt::{Claims, unix_now},
+    password::Turn,
+    spent::Taken,
+};
 use crate::{
     ApiError, ApiResult, AppState,
     extract::{Json, Path},
@@ -114,14 +118,34 @@ async fn try_refresh(state: &AppState, username: &str, pair: &TokenPair) -> Resu
     if access.sub != user.as_str() {
         return Err(refresh_failed("the tokens belong to another user than the path names").into());
     }
-    let generation = state.store.account(&user).await?.map(|account| account.generation);
+    let generation = state.auth.generation(&user).await?;
     if generation != Some(access.generation) || generation != Some(refresh.generation) {
         return Err(refresh_failed("the session has ended; log in again").into());
     }
-    if !state.store.use_refresh_token(&refresh.jti, refresh.exp).await? {
+    if !spend(state, &refresh).await? {
         return Err(refresh_failed("the refresh token was used before; log in again").into());
     }
     Ok(state.auth.keys.issue(&user, access.generation))
+}
+
+/// Uses a refresh token; false when it was used before. While the store refuses writes, this server alone remembers it.
+/// A client that goes away meanwhile has used its token, as the store may carry out what it was told.
+async fn spend(state: &AppState, refresh: &Claims) -> Result<bool, Error> {
+    let spent = &state.auth.spent;
+    // Before the store is asked: of two at once it may take the one and refuse the other.
+    let taken = spent.take(&refresh.jti, refresh.exp, unix_now());
+    if taken == Taken::Before {
+        return Ok(false);
+    }
+    match state.store.use_refresh_token(&refresh.jti, refresh.exp).await {
+        Err(Error::Unavailable { .. }) if taken == Taken::Now => Ok(true),
+        answer => {
+            if taken == Taken::Now {
+                spent.give_back(&refresh.jti);
+            }
+            answer
+        }
+    }
 }
 
 fn answer(state: &AppState, tried: Result<TokenPair, Refused>) -> ApiResult<Json<TokenPair>> {

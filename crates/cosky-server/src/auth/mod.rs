@@ -7,6 +7,7 @@ pub(crate) mod login;
 mod password;
 pub(crate) mod root;
 mod secret;
+mod spent;
 pub(crate) mod tokens;
 
 use std::{
@@ -25,6 +26,7 @@ use self::{
     jwt::{Keys, Refusal, unix_now},
     password::Passwords,
     secret::API_TOKEN_PREFIX,
+    spent::Spent,
 };
 use crate::{ApiError, Caller, Config};
 
@@ -48,6 +50,7 @@ pub(crate) struct Auth {
     everybody: Option<UserName>,
     keys: Keys,
     passwords: Passwords,
+    spent: Spent,
     snapshot: RwLock<Arc<Snapshot>>,
     /// Held while the snapshot is renewed; when the last attempt to do so failed.
     renewal: tokio::sync::Mutex<Option<Instant>>,
@@ -88,6 +91,7 @@ impl Auth {
             everybody,
             keys,
             passwords: Passwords::new(),
+            spent: Spent::default(),
             snapshot: RwLock::new(Arc::new(snapshot)),
             renewal: tokio::sync::Mutex::new(None),
             generations: Mutex::new(HashMap::new()),
