@@ -6,6 +6,8 @@ use crate::UserName;
 
 /// The name of the user who may do everything.
 pub const ROOT: &str = "cosky";
+/// Characters of the shortest password that may be set.
+pub const PASSWORD_CHARS: usize = 8;
 /// Failed logins after which an account is frozen.
 pub const LOGIN_ATTEMPTS: u32 = 10;
 /// How long an account stays frozen after its last counted attempt, in seconds.

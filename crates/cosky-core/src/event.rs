@@ -36,8 +36,8 @@ pub enum StoreState {
     Live,
     /// The store cannot be reached; this is the last state that was known.
     Stale,
-    /// The store had an incident (a restart, for one) and what is missing may only be late: nothing is removed but by
-    /// deregistration.
+    /// The store had an incident (a restart, for one) and what is there or missing may only be late: absence alone says
+    /// nothing yet.
     Protected,
     /// The server is about to stop; go to another address.
     Draining,

@@ -67,7 +67,7 @@ pub struct Registration {
     pub metadata: Metadata,
     /// Its own TTL; without one the store's default counts.
     pub ttl: Option<Ttl>,
-    /// Who registers it; without one a deregistration with any owner is refused.
+    /// Who registers it. Without one the present owner stays, and a new instance gets a fresh one.
     pub owner: Option<Owner>,
 }
 
