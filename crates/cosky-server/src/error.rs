@@ -127,7 +127,8 @@ impl From<Error> for ApiError {
             Error::TooLarge { .. } => Self::too_large(msg),
             Error::Exhausted { .. } => Self::limit_reached(msg),
             Error::Unavailable { maybe_applied, source, .. } => {
-                tracing::warn!(maybe_applied, source = source.map(tracing::field::display), "{msg}");
+                // Each write of an outage comes here, so no louder: the store says once that it begins, and that it ends.
+                tracing::debug!(maybe_applied, source = source.map(tracing::field::display), "{msg}");
                 Self::unavailable(msg)
             }
             Error::Lagged => Self::unavailable(msg),
@@ -166,10 +167,46 @@ impl IntoResponse for ApiError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use http_body_util::BodyExt as _;
     use serde_json::Value;
 
     use super::*;
+
+    /// An outage of the store refuses thousands of writes a second.
+    #[test]
+    fn refused_writes_do_not_flood_the_log() {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let counting = {
+            let log = Arc::clone(&log);
+            tracing_subscriber::fmt()
+                .with_max_level(tracing::Level::INFO)
+                .with_writer(move || Sink(log.clone()))
+        };
+        tracing::subscriber::with_default(counting.finish(), || {
+            for _ in 0..1_000 {
+                assert_eq!(ApiError::from(Error::unavailable("full")).status(), 503);
+            }
+            assert_eq!(log.lock().unwrap().as_slice(), b"");
+            assert_eq!(ApiError::from(Error::Corrupt { reason: "row 7".into() }).status(), 500);
+        });
+        let text = String::from_utf8(log.lock().unwrap().clone()).unwrap();
+        assert!(text.contains("row 7"), "what nobody else tells is told: {text:?}");
+    }
+
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
 
     async fn answered(error: ApiError) -> (u16, Option<String>, Value) {
         let (parts, body) = error.into_response().into_parts();
