@@ -1,23 +1,17 @@
 //! What every verb that asks a server has in common: where it is, who asks, and in which form the answer is printed.
 
-use std::{
-    env,
-    ffi::OsStr,
-    fs,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{env, ffi::OsStr, path::PathBuf, sync::Arc};
 
 use clap::Args;
-use cosky::{Cosky, HttpRegistry, NamespaceClient};
-use cosky_core::{
-    Namespace, UserName,
-    wire::{NewTokenBody, TokenBody},
-};
-use tokio::task::JoinHandle;
+use cosky::{Access, Cosky, HttpRegistry, NamespaceClient};
+use cosky_core::{Namespace, UserName};
 
-use crate::{exit::usage, http::Http, logging, output::Format, session::Keyring};
+use crate::{
+    exit::usage,
+    logging,
+    output::Format,
+    session::{Keyring, StoredLogin},
+};
 
 /// Where the server is.
 #[derive(Debug, Args)]
@@ -56,7 +50,6 @@ pub(crate) struct OutputArgs {
 }
 
 /// What proves who asks.
-#[derive(Clone)]
 enum Credential {
     None,
     Token(String),
@@ -69,12 +62,7 @@ enum Credential {
 pub(crate) struct Connection {
     cosky: Cosky,
     addr: String,
-    credential: Credential,
-    /// Keeps a login alive as long as this lives.
-    _keeper: Option<Keeper>,
 }
-
-struct Keeper(JoinHandle<()>);
 
 /// Runs a client verb with logs of trouble only, unless COSKY_LOG says otherwise.
 pub(crate) fn block_on(verb: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
@@ -142,50 +130,24 @@ impl Credential {
 }
 
 impl Connection {
-    /// For a verb that ends soon. A login that is due is refreshed first.
-    ///
-    /// # Errors
-    /// [`crate::exit::Usage`] of the address or credential; what the server says to a refresh.
-    pub(crate) async fn open(args: &ServerArgs) -> anyhow::Result<Self> {
-        let addr = args.address.checked()?;
-        let credential = Credential::find(args, &addr)?;
-        if let Credential::Login(keyring) = &credential {
-            keyring.fresh(&addr, &Http::new(&addr)?).await?;
-        }
-        Self::with(addr, credential, None).await
-    }
-
-    /// For a verb that stays: a login is kept alive beside it, and no server needs to answer now.
+    /// Asks nobody yet: every answer says whether it is a cosky server's, and no server needs to answer now.
     ///
     /// # Errors
     /// [`crate::exit::Usage`] of the address or credential.
-    pub(crate) async fn stay(args: &ServerArgs) -> anyhow::Result<Self> {
+    pub(crate) async fn open(args: &ServerArgs) -> anyhow::Result<Self> {
         let addr = args.address.checked()?;
-        let credential = Credential::find(args, &addr)?;
-        let keeper = match credential.clone() {
-            Credential::Login(keyring) => {
-                let http = Http::new(&addr)?;
-                let addr = addr.clone();
-                Some(Keeper(tokio::spawn(async move { keyring.keep(&addr, &http).await })))
-            }
-            _ => None,
-        };
-        Self::with(addr, credential, keeper).await
-    }
-}
-
-impl Connection {
-    async fn with(addr: String, credential: Credential, keeper: Option<Keeper>) -> anyhow::Result<Self> {
-        // Lazy: every answer says whether it is a cosky server's, so nobody needs to be asked before.
         let connect = Cosky::connect(&addr).lazy();
-        let connect = match &credential {
+        let connect = match Credential::find(args, &addr)? {
             Credential::None => connect,
             Credential::Token(token) => connect.token(token),
             Credential::TokenFile(file) => connect.token_file(file),
             Credential::Password { user, file } => connect.password_file(user, file),
-            Credential::Login(keyring) => connect.token_file(keyring.token_file(&addr)),
+            Credential::Login(keyring) => {
+                let login = StoredLogin::new(keyring, addr.clone(), access(&addr).await?);
+                connect.token_source(Arc::new(login))
+            }
         };
-        Ok(Self { cosky: connect.await?, addr, credential, _keeper: keeper })
+        Ok(Self { cosky: connect.await?, addr })
     }
 
     /// The addresses, separated by commas.
@@ -206,54 +168,16 @@ impl Connection {
         self.cosky.registry()
     }
 
-    /// All API tokens.
-    ///
-    /// # Errors
-    /// As [`Http::tokens`].
-    pub(crate) async fn tokens(&self) -> anyhow::Result<Vec<TokenBody>> {
-        let (http, bearer) = self.bearer().await?;
-        Ok(http.tokens(bearer.as_deref()).await?)
-    }
-
-    /// Makes an API token.
-    ///
-    /// # Errors
-    /// As [`Http::create_token`].
-    pub(crate) async fn create_token(&self, name: &str, good: Option<Duration>) -> anyhow::Result<TokenBody> {
-        let (http, bearer) = self.bearer().await?;
-        let new = NewTokenBody { name: name.to_owned(), expires_in_seconds: good.map(|good| good.as_secs()) };
-        Ok(http.create_token(&new, bearer.as_deref()).await?)
-    }
-
-    /// Revokes an API token; false when there is none of that id.
-    ///
-    /// # Errors
-    /// As [`Http::revoke_token`].
-    pub(crate) async fn revoke_token(&self, id: &str) -> anyhow::Result<bool> {
-        let (http, bearer) = self.bearer().await?;
-        Ok(http.revoke_token(id, bearer.as_deref()).await?)
-    }
-
-    async fn bearer(&self) -> anyhow::Result<(Http, Option<String>)> {
-        let http = Http::new(&self.addr)?;
-        let read = |file: &Path| {
-            let text = fs::read_to_string(file);
-            text.map(|text| text.trim().to_owned())
-                .map_err(|error| usage(format!("{}: {error}", file.display())))
-        };
-        let bearer = match &self.credential {
-            Credential::None => None,
-            Credential::Token(token) => Some(token.clone()),
-            Credential::TokenFile(file) => Some(read(file)?),
-            Credential::Login(keyring) => Some(read(&keyring.token_file(&self.addr))?),
-            Credential::Password { user, file } => Some(http.login(user, read(file)?).await?.access_token),
-        };
-        Ok((http, bearer))
+    /// The server's API tokens.
+    pub(crate) fn access(&self) -> Access {
+        self.cosky.access()
     }
 }
 
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// The logins of the server at `addr`, for somebody who has none yet.
+///
+/// # Errors
+/// When the SDK refuses an address.
+pub(crate) async fn access(addr: &str) -> anyhow::Result<Access> {
+    Ok(Cosky::connect(addr).lazy().await?.access())
 }

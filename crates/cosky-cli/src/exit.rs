@@ -94,6 +94,9 @@ fn hint(error: &anyhow::Error) -> Option<&'static str> {
         Error::Unauthorized { .. } => {
             Some("log in with `cosky login`, or give a token: COSKY_TOKEN, COSKY_TOKEN_FILE or --token-file")
         }
+        Error::Unavailable { maybe_applied: true, .. } => {
+            Some("the answer was lost: look whether it was done before you do it again")
+        }
         Error::Unavailable { .. } => Some("is the server running, and is COSKY_ADDR or --addr its address?"),
         _ => None,
     }
@@ -112,10 +115,20 @@ mod tests {
         assert_eq!(of(Error::Gone { what: "x".into() }), CONFLICT);
         assert_eq!(of(Error::unavailable("x")), UNREACHABLE);
         assert_eq!(of(Error::Unauthorized { reason: "x".into() }), ERROR);
+        assert_eq!(of(Error::Exhausted { what: "API tokens", limit: 9 }), ERROR);
         assert_eq!(of(Error::Lagged), ERROR);
         let sdk = |error: Error| code(&anyhow::Error::from(cosky::Error::from(error)));
         assert_eq!(sdk(Error::unavailable("x")), UNREACHABLE);
         assert_eq!(code(&usage("x")), USAGE);
         assert_eq!(code(&anyhow::anyhow!("x")), ERROR);
+    }
+
+    #[test]
+    fn a_lost_answer_is_not_told_as_nothing_done() {
+        let of = |maybe_applied| {
+            let error = Error::Unavailable { reason: "x".into(), maybe_applied, source: None };
+            hint(&anyhow::Error::from(cosky::Error::from(error))).unwrap()
+        };
+        assert!(of(true).contains("look whether") && of(false).contains("running"));
     }
 }

@@ -5,7 +5,12 @@ use std::path::PathBuf;
 use clap::Args;
 use cosky_core::{UserName, account::ROOT};
 
-use crate::{client::AddressArgs, http::Http, output::print, prompt, session::Keyring};
+use crate::{
+    client::{self, AddressArgs},
+    output::print,
+    prompt,
+    session::Keyring,
+};
 
 /// Log in and keep the credentials, readable by you alone, for later calls
 #[derive(Debug, Args)]
@@ -23,10 +28,10 @@ pub(crate) struct LoginArgs {
 pub(crate) async fn run(args: LoginArgs) -> anyhow::Result<()> {
     let LoginArgs { address, user, password_file } = args;
     let addr = address.checked()?;
-    let http = Http::new(&addr)?;
+    let access = client::access(&addr).await?;
     let keyring = Keyring::find()?;
     let password = prompt::password(user.as_str(), password_file.as_deref()).await?;
-    let pair = http.login(&user, password).await?;
+    let pair = access.log_in(&user, &password).await?;
     let file = keyring.store(&addr, user.clone(), pair)?;
     print(&format!("logged in as {user} at {addr}; the credentials are in {}\n", file.display()))
 }

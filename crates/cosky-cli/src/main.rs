@@ -4,7 +4,6 @@ mod agent;
 mod client;
 mod duration;
 mod exit;
-mod http;
 mod instance;
 mod logging;
 mod login;

@@ -1,8 +1,9 @@
 //! The login that `cosky login` leaves for later calls, and how it is kept alive.
 //!
-//! `credentials.json` holds the pair of tokens for each server address. Beside it the access token alone stands in a
-//! file, where the SDK looks again when it changes. A refresh token buys one pair, so whoever refreshes holds a lock:
-//! of two cosky processes the second one finds what the first one bought.
+//! `credentials.json` holds the pair of tokens for each server address. It is renewed when the server refuses the access
+//! token, and never by a clock: a machine that was suspended, or whose clock was set, has no other way to know. A refresh
+//! token buys one pair, so whoever refreshes holds a lock: of two cosky processes the second one finds what the first
+//! one bought.
 
 use std::{
     collections::BTreeMap,
@@ -10,23 +11,14 @@ use std::{
     io::{self, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use anyhow::Context as _;
-use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
-use cosky_core::{
-    Error, UserName,
-    wire::{self, TokenPair},
-};
+use async_trait::async_trait;
+use cosky::{Access, TokenSource};
+use cosky_core::{Error, UserName, wire::TokenPair};
 use serde::{Deserialize, Serialize};
-
-use crate::http::Http;
-
-/// A login is refreshed this long before its end, or after two thirds of its life when that is short.
-const MARGIN: u64 = 60;
-/// The pause after a refresh that failed.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// Where logins are kept.
 #[derive(Debug, Clone)]
@@ -46,8 +38,23 @@ struct Login {
     user: UserName,
     #[serde(flatten)]
     pair: TokenPair,
-    /// When to refresh, in seconds since 1970 by this machine's clock, which need not agree with the server's.
-    refresh_at: u64,
+}
+
+/// The login for one server, for as long as a process needs it.
+pub(crate) struct StoredLogin {
+    keyring: Keyring,
+    addr: String,
+    access: Access,
+    learnt: Mutex<Learnt>,
+}
+
+/// What a process knows of a login that the file does not tell. Both parts speak of the pair with this access token.
+#[derive(Default)]
+struct Learnt {
+    /// It buys nothing any more, and what the server said of it.
+    ended: Option<(String, Error)>,
+    /// It was spent for this login, which could not be written.
+    unwritten: Option<(String, Login)>,
 }
 
 impl Keyring {
@@ -69,7 +76,7 @@ impl Keyring {
     /// When it cannot be written.
     pub(crate) fn store(&self, addr: &str, user: UserName, pair: TokenPair) -> anyhow::Result<PathBuf> {
         let _lock = self.lock()?;
-        self.put(addr, Login::new(user, pair))?;
+        self.put(addr, Login { user, pair })?;
         Ok(self.file())
     }
 
@@ -79,50 +86,6 @@ impl Keyring {
     /// When the file is there and cannot be read.
     pub(crate) fn knows(&self, addr: &str) -> anyhow::Result<bool> {
         Ok(self.read()?.servers.contains_key(addr))
-    }
-
-    /// Refreshes the login for `addr` when it is due. Gives the file that holds its access token.
-    ///
-    /// # Errors
-    /// [`Error::Unauthorized`] when the server does not take the login any more, [`Error::Unavailable`] when no server
-    /// answers.
-    pub(crate) async fn fresh(&self, addr: &str, http: &Http) -> anyhow::Result<PathBuf> {
-        let dir = self.clone();
-        let lock = tokio::task::spawn_blocking(move || dir.lock()).await??;
-        let login = self.login(addr)?;
-        if now() >= login.refresh_at {
-            let pair = http.refresh(&login.user, &login.pair).await.map_err(|error| match error {
-                Error::Unauthorized { reason } => {
-                    let reason = format!("the login as {} at {addr} has ended ({reason})", login.user);
-                    Error::Unauthorized { reason }
-                }
-                other => other,
-            })?;
-            self.put(addr, Login::new(login.user, pair))?;
-        }
-        drop(lock);
-        Ok(self.token_file(addr))
-    }
-
-    /// Refreshes the login for `addr` whenever it is due. Ends with the future.
-    pub(crate) async fn keep(&self, addr: &str, http: &Http) {
-        loop {
-            let pause = match self.fresh(addr, http).await.and_then(|_| self.login(addr)) {
-                Ok(login) => Duration::from_secs(login.refresh_at.saturating_sub(now()).max(1)),
-                Err(error) => {
-                    tracing::warn!("cannot refresh the login: {error:#}");
-                    RETRY
-                }
-            };
-            tokio::time::sleep(pause).await;
-        }
-    }
-
-    /// The file that holds the access token for `addr` alone.
-    pub(crate) fn token_file(&self, addr: &str) -> PathBuf {
-        let mut name = String::new();
-        wire::encode_segment(&mut name, addr);
-        self.dir.join("tokens").join(name)
     }
 
     fn file(&self) -> PathBuf {
@@ -146,8 +109,6 @@ impl Keyring {
     }
 
     fn put(&self, addr: &str, login: Login) -> anyhow::Result<()> {
-        let token = self.token_file(addr);
-        write_secret(&token, login.pair.access_token.as_bytes())?;
         let mut all = self.read()?;
         all.servers.insert(addr.to_owned(), login);
         write_secret(&self.file(), &serde_json::to_vec_pretty(&all)?)
@@ -155,12 +116,11 @@ impl Keyring {
 
     /// Held until it is dropped.
     fn lock(&self) -> anyhow::Result<File> {
-        let tokens = self.dir.join("tokens");
         let path = self.dir.join("lock");
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(tokens)
+            .create(&self.dir)
             .and_then(|()| {
                 OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path)
             })
@@ -169,28 +129,85 @@ impl Keyring {
     }
 }
 
-impl Login {
-    fn new(user: UserName, pair: TokenPair) -> Self {
-        let life = life(&pair.access_token).unwrap_or(15 * MARGIN);
-        let refresh_at = now() + life.saturating_sub(MARGIN.min(life / 3));
-        Self { user, pair, refresh_at }
+impl StoredLogin {
+    /// The login for `addr` in `keyring`. `access` reaches the server there.
+    pub(crate) fn new(keyring: Keyring, addr: String, access: Access) -> Self {
+        Self { keyring, addr, access, learnt: Mutex::default() }
+    }
+
+    /// A pair whose access token is not `refused`: one that another process bought meanwhile, or one bought now.
+    async fn other_than(&self, refused: &str) -> anyhow::Result<String> {
+        let (keyring, addr) = (self.keyring.clone(), self.addr.clone());
+        let read = move || keyring.lock().and_then(|lock| Ok((lock, keyring.login(&addr)?)));
+        let (_lock, stored) = tokio::task::spawn_blocking(read).await??;
+        let stored_token = stored.pair.access_token.clone();
+        let login = self.newest(stored);
+        if login.pair.access_token != refused {
+            return Ok(login.pair.access_token);
+        }
+        if let Some(error) = self.has_ended(refused) {
+            return Err(error.into());
+        }
+        let pair = match self.access.refresh(&login.user, &login.pair).await {
+            Ok(pair) => pair,
+            Err(cosky::Error::Registry(Error::Unauthorized { reason })) => {
+                let user = &login.user;
+                let reason = format!("the login as {user} at {} has ended ({reason})", self.addr);
+                let error = Error::Unauthorized { reason };
+                self.learnt().ended = Some((refused.to_owned(), error.clone()));
+                return Err(error.into());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let access_token = pair.access_token.clone();
+        let login = Login { user: login.user, pair };
+        let (keyring, addr, new) = (self.keyring.clone(), self.addr.clone(), login.clone());
+        let written = tokio::task::spawn_blocking(move || keyring.put(&addr, new)).await?;
+        self.learnt().unwritten = match written {
+            Ok(()) => None,
+            Err(error) => {
+                tracing::warn!("this process goes on, others will need a new cosky login: {error:#}");
+                Some((stored_token, login))
+            }
+        };
+        Ok(access_token)
+    }
+
+    /// The stored login, or what it was spent for.
+    fn newest(&self, stored: Login) -> Login {
+        match &self.learnt().unwritten {
+            Some((spent, login)) if *spent == stored.pair.access_token => login.clone(),
+            _ => stored,
+        }
+    }
+
+    fn has_ended(&self, access_token: &str) -> Option<Error> {
+        let learnt = self.learnt();
+        learnt.ended.as_ref().filter(|(ended, _)| ended == access_token).map(|(_, error)| error.clone())
+    }
+
+    fn learnt(&self) -> MutexGuard<'_, Learnt> {
+        self.learnt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How many seconds a token is good, by its own claims.
-fn life(token: &str) -> Option<u64> {
-    #[derive(Deserialize)]
-    struct Claims {
-        iat: u64,
-        exp: u64,
+#[async_trait]
+impl TokenSource for StoredLogin {
+    async fn token(&self, refused: Option<&str>) -> Result<String, Error> {
+        let token = match refused {
+            Some(refused) => self.other_than(refused).await,
+            None => self.keyring.login(&self.addr).map(|login| login.pair.access_token),
+        };
+        token.map_err(|error| match error.downcast::<cosky::Error>() {
+            Ok(cosky::Error::Registry(error)) => error,
+            Ok(cosky::Error::NotCosky(stranger)) => stranger.into(),
+            Ok(other) => Error::Unauthorized { reason: other.to_string() },
+            Err(error) => match error.downcast::<Error>() {
+                Ok(error) => error,
+                Err(error) => Error::Unauthorized { reason: format!("{error:#}") },
+            },
+        })
     }
-    let payload = URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?;
-    let claims: Claims = serde_json::from_slice(&payload).ok()?;
-    claims.exp.checked_sub(claims.iat)
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
 
 /// Replaces a file that its owner alone can read, whole or not at all.
@@ -217,28 +234,68 @@ fn write_secret(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use cosky::Cosky;
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
     use super::*;
 
-    fn pair(life: u64) -> TokenPair {
-        let claims = URL_SAFE_NO_PAD.encode(format!("{{\"iat\":1000,\"exp\":{}}}", 1000 + life));
-        TokenPair { access_token: format!("h.{claims}.s"), refresh_token: "r".into() }
+    fn pair(number: u32) -> TokenPair {
+        TokenPair { access_token: format!("a{number}"), refresh_token: format!("r{number}") }
+    }
+
+    fn user() -> UserName {
+        UserName::new("cosky").unwrap()
+    }
+
+    fn keyring(dir: &tempfile::TempDir) -> Keyring {
+        Keyring { dir: dir.path().join("cosky") }
+    }
+
+    async fn stored(keyring: &Keyring, addr: &str) -> StoredLogin {
+        let access = Cosky::connect(addr).lazy().await.unwrap().access();
+        StoredLogin::new(keyring.clone(), addr.to_owned(), access)
+    }
+
+    /// A server that answers refreshes with these, one a connection, and gives what arrived.
+    async fn server(
+        answers: &'static [(u16, &'static str)],
+    ) -> (String, tokio::task::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = format!("http://{}", listener.local_addr().unwrap());
+        let serve = async move {
+            let mut arrived = Vec::new();
+            for (status, body) in answers {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = Vec::new();
+                while !request.ends_with(b"}") {
+                    request.push(stream.read_u8().await.unwrap());
+                }
+                arrived.push(String::from_utf8(request).unwrap());
+                let length = body.len();
+                let answer = format!(
+                    "HTTP/1.1 {status} x\r\nx-cosky-version: test\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+                );
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+            arrived
+        };
+        (addr, tokio::spawn(serve))
     }
 
     #[test]
     fn logins_are_kept_apart_and_for_their_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let keyring = Keyring { dir: dir.path().join("cosky") };
-        let user = UserName::new("cosky").unwrap();
+        let keyring = keyring(&dir);
         assert!(!keyring.knows("http://a").unwrap());
-        keyring.store("http://a", user.clone(), pair(900)).unwrap();
-        let file = keyring.store("http://b", user, pair(2)).unwrap();
-        for path in [file, keyring.token_file("http://a"), keyring.token_file("http://b")] {
-            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600, "{path:?}");
-        }
-        let due = |addr| keyring.login(addr).unwrap().refresh_at.saturating_sub(now());
-        assert!((838..=840).contains(&due("http://a")), "a minute before the end");
-        assert!(due("http://b") <= 2, "a short life is not refreshed without a pause");
-        assert_eq!(fs::read_to_string(keyring.token_file("http://b")).unwrap(), pair(2).access_token);
+        keyring.store("http://a", user(), pair(1)).unwrap();
+        let file = keyring.store("http://b", user(), pair(2)).unwrap();
+        assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&keyring.dir).unwrap().permissions().mode() & 0o777, 0o700);
+        let token = |addr| keyring.login(addr).unwrap().pair.access_token;
+        assert_eq!((token("http://a"), token("http://b")), ("a1".to_owned(), "a2".to_owned()));
     }
 
     #[test]
@@ -248,5 +305,82 @@ mod tests {
         fs::write(keyring.file(), "{\"servers\":{\"x\":\"hunter2\"}}").unwrap();
         let error = format!("{:#}", keyring.knows("x").unwrap_err());
         assert!(error.contains("cosky login") && !error.contains("hunter2"), "{error}");
+    }
+
+    /// What a suspended machine or a clock that was set leaves behind: a token that looks good and is refused.
+    #[tokio::test]
+    async fn a_refused_token_is_renewed_and_kept_whatever_the_clocks_say() {
+        let dir = tempfile::tempdir().unwrap();
+        let keyring = keyring(&dir);
+        let (addr, served) = server(&[(200, r#"{"accessToken":"a2","refreshToken":"r2"}"#)]).await;
+        keyring.store(&addr, user(), pair(1)).unwrap();
+        let login = stored(&keyring, &addr).await;
+        assert_eq!(login.token(None).await.unwrap(), "a1", "what is not refused is used as it is");
+        assert_eq!(login.token(Some("a1")).await.unwrap(), "a2");
+        assert_eq!(keyring.login(&addr).unwrap().pair.refresh_token, "r2");
+        let other = stored(&keyring, &addr).await;
+        assert_eq!(other.token(Some("a1")).await.unwrap(), "a2", "what another one bought is taken");
+        assert!(served.await.unwrap()[0].contains("\"r1\""), "and bought once");
+    }
+
+    #[tokio::test]
+    async fn a_login_that_has_ended_is_not_sent_again_and_a_new_one_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let keyring = keyring(&dir);
+        let (addr, served) =
+            server(&[(400, r#"{"code":"refresh_failed","msg":"the session has ended"}"#)]).await;
+        keyring.store(&addr, user(), pair(1)).unwrap();
+        let login = stored(&keyring, &addr).await;
+        for _ in 0..2 {
+            let error = login.token(Some("a1")).await.unwrap_err();
+            assert!(matches!(error, Error::Unauthorized { .. }), "{error:?}");
+            assert!(
+                error.to_string().contains("as cosky") && error.to_string().contains("session has ended"),
+                "{error}"
+            );
+        }
+        assert_eq!(served.await.unwrap().len(), 1);
+        keyring.store(&addr, user(), pair(2)).unwrap();
+        assert_eq!(login.token(Some("a1")).await.unwrap(), "a2");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_away_does_not_end_a_login() {
+        let dir = tempfile::tempdir().unwrap();
+        let keyring = keyring(&dir);
+        let (addr, served) = server(&[
+            (503, r#"{"code":"shutting_down","msg":"later"}"#),
+            (200, r#"{"accessToken":"a2","refreshToken":"r2"}"#),
+        ])
+        .await;
+        keyring.store(&addr, user(), pair(1)).unwrap();
+        let login = stored(&keyring, &addr).await;
+        let error = login.token(Some("a1")).await.unwrap_err();
+        assert!(matches!(error, Error::Unavailable { maybe_applied: false, .. }), "{error:?}");
+        assert_eq!(login.token(Some("a1")).await.unwrap(), "a2");
+        assert_eq!(served.await.unwrap().len(), 2);
+    }
+
+    /// A disk that is full, say.
+    #[tokio::test]
+    async fn a_pair_that_cannot_be_written_is_used_all_the_same() {
+        let dir = tempfile::tempdir().unwrap();
+        let keyring = keyring(&dir);
+        let (addr, served) = server(&[
+            (200, r#"{"accessToken":"a2","refreshToken":"r2"}"#),
+            (200, r#"{"accessToken":"a3","refreshToken":"r3"}"#),
+        ])
+        .await;
+        keyring.store(&addr, user(), pair(1)).unwrap();
+        let login = stored(&keyring, &addr).await;
+        // A directory in the way of the new file, which no right overrules.
+        let obstacle = keyring.dir.join("credentials.json.new");
+        fs::create_dir(&obstacle).unwrap();
+        assert_eq!(login.token(Some("a1")).await.unwrap(), "a2");
+        assert_eq!(keyring.login(&addr).unwrap().pair.access_token, "a1");
+        fs::remove_dir(&obstacle).unwrap();
+        assert_eq!(login.token(Some("a2")).await.unwrap(), "a3");
+        assert_eq!(keyring.login(&addr).unwrap().pair.access_token, "a3");
+        assert!(served.await.unwrap()[1].contains("\"r2\""));
     }
 }

@@ -45,17 +45,17 @@ enum Verb {
 
 pub(crate) async fn run(args: TokenArgs) -> anyhow::Result<()> {
     let format = args.output.output;
-    let connection = Connection::open(&args.server).await?;
+    let access = Connection::open(&args.server).await?.access();
     match args.verb {
         Verb::List => {
-            let tokens = connection.tokens().await?;
+            let tokens = access.tokens().await?;
             match format {
                 Format::Json => print_json(&tokens),
                 Format::Table => table(&tokens),
             }
         }
         Verb::Create { name, expires } => {
-            let token = connection.create_token(&name, expires).await?;
+            let token = access.create_token(&name, expires).await?;
             match format {
                 Format::Json => print_json(&token),
                 Format::Table => {
@@ -65,7 +65,7 @@ pub(crate) async fn run(args: TokenArgs) -> anyhow::Result<()> {
             }
         }
         Verb::Rm { id } => {
-            if !connection.revoke_token(&id).await? {
+            if !access.revoke_token(&id).await? {
                 return Err(missing(format!("token {id}")));
             }
             match format {

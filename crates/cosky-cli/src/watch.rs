@@ -28,7 +28,7 @@ pub(crate) struct WatchArgs {
 
 pub(crate) async fn run(args: WatchArgs) -> anyhow::Result<()> {
     let scope = if args.service.is_empty() { Scope::All } else { Scope::services(args.service)? };
-    let connection = Connection::stay(&args.server).await?;
+    let connection = Connection::open(&args.server).await?;
     let watch = connection.namespace(&args.scope.namespace)?.watch(scope);
     // A pipe that nobody reads is noticed at the next line only, and that may be hours away.
     let (tell, gone) = oneshot::channel();

@@ -54,9 +54,9 @@ impl Access {
     /// Buys a pair of tokens for a password. The client's own credential is neither sent nor changed.
     ///
     /// # Errors
-    /// [`CoreError::Unauthorized`] with the server's words when the password is wrong or the account is frozen after
-    /// too many wrong ones; [`CoreError::Exhausted`] when the server has too many logins to check at the moment;
-    /// [`CoreError::Unavailable`] when no server answers within 10 s. A pair of a call that is cancelled is lost, and
+    /// [`cosky_core::Error::Unauthorized`] with the server's words when the password is wrong or the account is frozen after
+    /// too many wrong ones; [`cosky_core::Error::Exhausted`] when the server has too many logins to check at the moment;
+    /// [`cosky_core::Error::Unavailable`] when no server answers within 10 s. A pair of a call that is cancelled is lost, and
     /// worth nothing to anybody else.
     pub async fn log_in(&self, user: &UserName, password: &str) -> Result<TokenPair> {
         Ok(log_in(&self.transport, user, password).await.map_err(|denied| denied.error)?)
@@ -66,8 +66,8 @@ impl Access {
     /// before anything else is done with it.
     ///
     /// # Errors
-    /// [`CoreError::Unauthorized`] when the pair buys nothing (any more), so that a password is needed;
-    /// [`CoreError::Unavailable`] when no server answers: with `maybe_applied` the pair may be spent, as
+    /// [`cosky_core::Error::Unauthorized`] when the pair buys nothing (any more), so that a password is needed;
+    /// [`cosky_core::Error::Unavailable`] when no server answers: with `maybe_applied` the pair may be spent, as
     /// it may be when the call is cancelled; without, it may be sent again.
     pub async fn refresh(&self, user: &UserName, pair: &TokenPair) -> Result<TokenPair> {
         Ok(refresh(&self.transport, user, pair).await.map_err(|denied| denied.error)?)
@@ -76,7 +76,7 @@ impl Access {
     /// All API tokens of the caller, oldest first, without their secrets.
     ///
     /// # Errors
-    /// [`CoreError::Unauthorized`], [`CoreError::Forbidden`], [`CoreError::Unavailable`].
+    /// [`cosky_core::Error::Unauthorized`], [`cosky_core::Error::Forbidden`], [`cosky_core::Error::Unavailable`].
     pub async fn tokens(&self) -> Result<Vec<TokenBody>> {
         let answer = self.transport.call(&Call::new(Method::GET, "/v1/tokens".into())).await?;
         Ok(decode::json(&answer)?)
@@ -86,8 +86,8 @@ impl Access {
     /// answer, this once.
     ///
     /// # Errors
-    /// As [`Access::tokens`]; [`CoreError::InvalidArgument`] of `name` or `expiresInSeconds`;
-    /// [`CoreError::Exhausted`] when there are too many. After `Unavailable` with `maybe_applied`, or when the call is
+    /// As [`Access::tokens`]; [`cosky_core::Error::InvalidArgument`] of `name` or `expiresInSeconds`;
+    /// [`cosky_core::Error::Exhausted`] when there are too many. After `Unavailable` with `maybe_applied`, or when the call is
     /// cancelled, a token that nobody knows may be in the list.
     pub async fn create_token(&self, name: &str, good: Option<Duration>) -> Result<TokenBody> {
         let body =

@@ -16,7 +16,7 @@ use crate::{
     backoff::Backoff,
     secret::{self, Mark},
     session::{Failed, Login, Session},
-    transport::Transport,
+    transport::{Transport, settled},
 };
 
 /// What stands before the token in the header.
@@ -194,6 +194,8 @@ impl Credentials {
                 Ok(self.replace(value))
             }
             Err(Failed { error, wait }) => {
+                // Whatever became of a login, the call that waits for it was not carried out.
+                let error = settled(error);
                 let pause = renewal.backoff.delay();
                 let wait = wait.map_or(pause, |wait| wait.max(pause));
                 renewal.blocked = Some((Instant::now() + wait, error.clone()));

@@ -310,8 +310,8 @@ fn unavailable(call: &Call, reason: String, source: Option<reqwest::Error>) -> E
     Error::Unavailable { reason, maybe_applied: !call.is_read(), source }
 }
 
-/// A read leaves nothing behind of which one could not know.
-fn settled(error: Error) -> Error {
+/// The same error of what leaves nothing behind of which one could not know: a read, or a call that was not even sent.
+pub(crate) fn settled(error: Error) -> Error {
     match error {
         Error::Unavailable { reason, source, .. } => {
             Error::Unavailable { reason, maybe_applied: false, source }

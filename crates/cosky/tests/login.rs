@@ -124,6 +124,15 @@ async fn a_refresh_whose_answer_was_lost_is_not_sent_again() {
     assert_eq!((desk.logins().len(), desk.refreshs().len()), (2, 1));
 }
 
+/// What became of the login is not known; the call itself has surely not been carried out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_whose_login_was_lost_was_not_carried_out() {
+    let desk = Desk::open().await;
+    desk.say(Say::Nothing, Say::Nothing);
+    let error = client(&desk).await.add_namespace(&support::namespace()).await.unwrap_err();
+    assert!(matches!(error, core::Error::Unavailable { maybe_applied: false, .. }), "{error:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pair_buys_one_other() {
     let server = Setup::new().auth().start().await;

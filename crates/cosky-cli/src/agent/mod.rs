@@ -79,7 +79,7 @@ async fn supervise(args: AgentArgs) -> anyhow::Result<ExitCode> {
     let placeholder = Host::new("localhost")?;
     let host_now = host.as_ref().unwrap_or(&placeholder);
     let registration = args.what.registration(args.service.clone(), host_now.as_str(), advertised.into())?;
-    let connection = Connection::stay(&args.server).await?;
+    let connection = Connection::open(&args.server).await?;
     let command = &args.command;
     if let Err(code) = exec::find(&command[0]) {
         return Ok(code);

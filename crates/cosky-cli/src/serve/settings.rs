@@ -9,7 +9,7 @@ use std::{
 };
 
 use clap::Args;
-use cosky_core::Ttl;
+use cosky_core::{Ttl, account::PASSWORD_CHARS};
 use serde::Deserialize;
 
 use crate::{
@@ -20,8 +20,6 @@ use crate::{
 
 /// The variable that sets root's password at the first start. No flag does: arguments are seen by everybody.
 pub(crate) const ROOT_PASSWORD: &str = "COSKY_ROOT_PASSWORD";
-/// The fewest characters that the server takes for a password.
-const PASSWORD_CHARACTERS: usize = 8;
 
 /// Run a server
 #[derive(Debug, Args)]
@@ -146,10 +144,8 @@ impl Settings {
                 "--metrics-listen must not be the address of --listen; without it /metrics is there",
             ));
         }
-        if self.root_password.as_ref().is_some_and(|word| word.chars().count() < PASSWORD_CHARACTERS) {
-            return Err(usage(format!(
-                "{ROOT_PASSWORD} must have at least {PASSWORD_CHARACTERS} characters"
-            )));
+        if self.root_password.as_ref().is_some_and(|word| word.chars().count() < PASSWORD_CHARS) {
+            return Err(usage(format!("{ROOT_PASSWORD} must have at least {PASSWORD_CHARS} characters")));
         }
         crate::logging::filter(&self.log).map(drop)
     }

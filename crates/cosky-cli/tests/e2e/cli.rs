@@ -93,6 +93,11 @@ async fn the_config_goes_flag_environment_file_default() {
     assert!(!said.out.contains("hunter2"), "{}", said.out);
     assert!(!user.home().join("from-environment").exists(), "printing must not make anything");
 
+    let mut short = user.command(["serve", "--print-config"]);
+    let said = finish(short.env("COSKY_ROOT_PASSWORD", "hunter2"), "").await;
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(said.err.contains("at least 8 characters") && !said.err.contains("hunter2"), "{said:?}");
+
     std::fs::write(file, "root-password = 'hunter2-hunter2\nlisten = 3").unwrap();
     let said = user.run(["serve", "--print-config", "--config", file]).await;
     assert_eq!(said.code, Some(2), "{said:?}");
@@ -230,7 +235,7 @@ async fn a_login_is_kept_for_later_calls_and_refreshed() {
 
     let before = std::fs::read_to_string(&file).unwrap();
     let deadline = tokio::time::Instant::now() + PATIENCE;
-    // Two calls at once that find a login that is due: one buys, the other one finds what was bought.
+    // Two calls at once whose login is refused: one buys, the other one finds what was bought.
     while std::fs::read_to_string(&file).unwrap() == before {
         assert!(tokio::time::Instant::now() < deadline, "the login was never refreshed");
         let (one, two) = tokio::join!(user.run(["ns", "list"]), user.run(["ns", "list"]));

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use cosky_core::{Error, Store, account::ROOT};
+use cosky_core::{
+    Error, Store,
+    account::{PASSWORD_CHARS, ROOT},
+};
 
 use super::{password, root_name, secret};
-
-/// Characters of the shortest password that root may be given.
-pub(crate) const PASSWORD_CHARS: usize = 8;
 
 /// Makes the root account unless there is one: with `wanted` as its password, or with a random one of 20 characters,
 /// which is returned to be shown once. Of two servers that start at once on one store, one makes it. Cancellation may
 /// leave the account made and its password lost; [`reset_root`] makes a new one.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] of `root password` when `wanted` is shorter than 8 characters; what the store says.
+/// [`Error::InvalidArgument`] of `root password` when `wanted` is shorter than [`PASSWORD_CHARS`]; what the store says.
 pub async fn ensure_root(store: &Arc<dyn Store>, wanted: Option<&str>) -> Result<Option<String>, Error> {
     let root = root_name();
     if store.account(&root).await?.is_some() {
