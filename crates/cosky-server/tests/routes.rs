@@ -1,9 +1,12 @@
 //! Each route: done, absent, invalid. Over a real socket, with the embedded engine behind it.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use cosky_embedded::{Embedded, Options};
+use cosky_server::Config;
 use serde_json::{Value, json};
 use support::{NS, Server, Setup, instance};
 
@@ -71,6 +74,39 @@ async fn a_purge_removes_the_data_and_is_refused_while_something_lives() {
     assert_eq!(client.get(&format!("{NS}/services")).await.value(), json!([]));
     assert_eq!(client.delete(&purge).await.expect(200).value(), false);
     client.delete(&format!("{NS}?purge=perhaps")).await.refused(400, "invalid_argument", "purge");
+}
+
+/// After a restart missing beats may only be late, which every read says.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_read_says_how_far_it_can_be_trusted() {
+    let dir = tempfile::tempdir().unwrap();
+    for state in ["live", "protected"] {
+        let engine = Arc::new(Embedded::open(Options::new(dir.path())).await.unwrap());
+        let mut server = Setup::on(engine, Config { auth: false, ..Config::default() }).await;
+        let mut client = server.client().await;
+        let known = client.get(ORDER).await.expect(200);
+        assert_eq!(known.body.is_empty(), state == "live", "it was registered before the restart");
+        let of_one_namespace = [
+            "/services",
+            "/services/stats",
+            "/services/order/instances",
+            "/services/order/lb",
+            "/services/order/instances/order%40http%2310.0.0.1%238080",
+            "/stat",
+        ];
+        let with_index = of_one_namespace.map(|path| (format!("{NS}{path}"), true));
+        let without = ["/v1/namespaces".to_owned(), format!("{NS}/stat/topology")].map(|path| (path, false));
+        for (path, indexed) in with_index.into_iter().chain(without) {
+            let answer = client.get(&path).await.expect(200);
+            assert_eq!(answer.header("x-cosky-state"), Some(state), "{path}");
+            assert_eq!(answer.header("x-cosky-age"), Some("0"), "{path}");
+            assert_eq!(answer.header("x-cosky-index").is_some(), indexed, "{path}");
+        }
+        client.register("order", &instance("10.0.0.1", 8080)).await;
+        drop(client);
+        server.drain();
+        server.ended().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -2,13 +2,13 @@
 
 use std::sync::PoisonError;
 
-use axum::extract::State;
+use axum::{extract::State, response::IntoResponse};
 use cosky_core::{Error, Namespace, Store};
 use http::StatusCode;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::{Refused, counted, place::InNamespace};
+use super::{Refused, counted, place::InNamespace, read::Seen};
 use crate::{
     ApiResult, AppState,
     extract::{Json, Query},
@@ -61,13 +61,20 @@ pub(crate) async fn list_system(store: &dyn Store) -> Result<(), Error> {
 
 /// Namespaces
 ///
-/// Sorted. A namespace may hold data without being listed.
+/// Sorted. A namespace may hold data without being listed. An index is of one namespace, so the answer has none.
 #[utoipa::path(
     get, path = "/v1/namespaces", tag = "namespaces", operation_id = "list_namespaces",
-    responses((status = 200, description = "Names", body = Vec<String>), Refused)
+    responses(
+        (status = 200, description = "Names", body = Vec<String>, headers(
+            ("X-Cosky-Age" = u64, description = "Age of the answer in milliseconds, 0 when live"),
+            ("X-Cosky-State" = String, description = "`live`, `stale` or `protected`"),
+        )),
+        Refused
+    )
 )]
-pub(super) async fn list(State(state): State<AppState>) -> ApiResult<Json<Vec<Namespace>>> {
-    counted(&state, Operation::Read, state.store.namespaces().await).map(Json)
+pub(super) async fn list(State(state): State<AppState>) -> ApiResult<impl IntoResponse> {
+    let namespaces = counted(&state, Operation::Read, state.store.namespaces().await)?;
+    Ok((Seen::now(&*state.store), Json(namespaces)))
 }
 
 /// The current namespace

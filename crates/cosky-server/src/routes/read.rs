@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, IntoResponseParts, Response, ResponseParts},
 };
 use bytes::Bytes;
-use cosky_core::{Index, Life, Read, StoreState, wire};
+use cosky_core::{Index, Life, Read, Store, StoreState, wire};
 use http::{HeaderName, HeaderValue, header};
 
 const INDEX: HeaderName = HeaderName::from_static(wire::INDEX);
@@ -18,7 +18,8 @@ const TTL_MS: HeaderName = HeaderName::from_static(wire::TTL_MS);
 /// How far an answer can be trusted, in its headers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
-    index: Index,
+    /// Of the namespace; none in an answer about several, or about what has no index.
+    index: Option<Index>,
     age: Duration,
     state: StoreState,
 }
@@ -32,7 +33,14 @@ pub(super) struct JsonText(pub(super) String);
 
 impl<T> From<&Read<T>> for Seen {
     fn from(read: &Read<T>) -> Self {
-        Self { index: read.index, age: read.age, state: read.state }
+        Self { index: Some(read.index), age: read.age, state: read.state }
+    }
+}
+
+impl Seen {
+    /// Of what was read from the store itself just now.
+    pub(super) fn now(store: &dyn Store) -> Self {
+        Self { index: None, age: Duration::ZERO, state: store.health().state }
     }
 }
 
@@ -40,10 +48,12 @@ impl IntoResponseParts for Seen {
     type Error = Infallible;
 
     fn into_response_parts(self, mut parts: ResponseParts) -> Result<ResponseParts, Infallible> {
-        let index = HeaderValue::from_maybe_shared(Bytes::from(self.index.to_string()))
-            .expect("an index is hexadecimal digits, a colon and decimal digits");
         let headers = parts.headers_mut();
-        headers.insert(INDEX, index);
+        if let Some(index) = self.index {
+            let index = HeaderValue::from_maybe_shared(Bytes::from(index.to_string()))
+                .expect("an index is hexadecimal digits, a colon and decimal digits");
+            headers.insert(INDEX, index);
+        }
         headers.insert(AGE, HeaderValue::from(wire::millis(self.age)));
         headers.insert(STATE, HeaderValue::from_static(self.state.as_str()));
         Ok(parts)

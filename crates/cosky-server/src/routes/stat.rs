@@ -1,7 +1,5 @@
 //! A namespace in numbers, and who looks for whom (compat §4.6).
 
-use std::collections::BTreeMap;
-
 use axum::{extract::State, response::IntoResponse};
 use cosky_core::wire::StatBody;
 
@@ -33,18 +31,23 @@ pub(super) async fn stat(
 
 /// Who looks for whom
 ///
-/// Producers by consumer, sorted, as reads with `?consumer=NAME` have told since the namespace exists.
+/// Producers by consumer, sorted, as reads with `?consumer=NAME` have told since the namespace exists. No change of it is
+/// told by a watch, so the answer has no index.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/stat/topology", tag = "stat", operation_id = "topology",
     params(("namespace" = String, Path, description = "The namespace")),
     responses(
-        (status = 200, description = "Producers by consumer", body = BTreeMap<String, Vec<String>>),
+        (status = 200, description = "Producers by consumer", body = std::collections::BTreeMap<String, Vec<String>>, headers(
+            ("X-Cosky-Age" = u64, description = "Age of the answer in milliseconds, 0 when live"),
+            ("X-Cosky-State" = String, description = "`live`, `stale` or `protected`"),
+        )),
         Refused
     )
 )]
 pub(super) async fn topology(
     State(state): State<AppState>,
     InNamespace(namespace): InNamespace,
-) -> ApiResult<Json<BTreeMap<String, Vec<String>>>> {
-    counted(&state, Operation::Read, state.store.topology(&namespace).await).map(Json)
+) -> ApiResult<impl IntoResponse> {
+    let topology = counted(&state, Operation::Read, state.store.topology(&namespace).await)?;
+    Ok((Seen::now(&*state.store), Json(topology)))
 }
