@@ -7,6 +7,7 @@ mod auth;
 pub mod config;
 mod error;
 pub mod extract;
+mod gzip;
 mod handover;
 mod health;
 mod local;

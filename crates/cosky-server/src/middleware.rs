@@ -17,7 +17,7 @@ use tower_http::{
 };
 use uuid::Uuid;
 
-use crate::{ApiError, Config, Limits, Metrics, local};
+use crate::{ApiError, Config, Limits, Metrics, gzip, local};
 
 /// CoSky's name for the header that marks a request.
 const REQUEST_ID: HeaderName = HeaderName::from_static("cosec-request-id");
@@ -64,6 +64,7 @@ async fn frame(State(state): State<Frame>, mut request: Request, next: Next) -> 
     let logged =
         if tracing::enabled!(tracing::Level::DEBUG) { Some(named(&mut request).await) } else { None };
 
+    let gzip = gzip::is_asked(request.headers());
     let counted = state.metrics.request();
     let mut response = match check(&request, &state.config) {
         Err(refusal) => refusal.into_response(),
@@ -73,6 +74,9 @@ async fn frame(State(state): State<Frame>, mut request: Request, next: Next) -> 
             Err(_) => too_slow(&state.config.limits).into_response(),
         },
     };
+    if gzip {
+        response = gzip::compress(response).await;
+    }
     drop(counted);
 
     let duration = started.elapsed();

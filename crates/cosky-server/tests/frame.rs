@@ -1,4 +1,5 @@
 //! What every request passes, whatever its route: headers, limits, CORS, panics, metrics, docs.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 
@@ -7,7 +8,7 @@ use cosky_server::{AppState, Config};
 use http::Request;
 use http_body_util::BodyExt as _;
 use serde_json::json;
-use std::sync::Arc;
+use std::{io::Read as _, sync::Arc};
 use support::{PASSWORD, Server, Setup};
 use tower::ServiceExt as _;
 
@@ -162,6 +163,49 @@ async fn a_panic_is_a_500_and_the_connection_goes_on() {
     assert_eq!(body["code"], "internal");
     assert!(!body.to_string().contains("secret"), "{body}");
     assert_eq!(router.oneshot(request("/livez")).await.unwrap().status(), 200);
+}
+
+/// CoSky compresses its answers (compat §4): lists of instances are long and alike.
+#[tokio::test]
+async fn long_answers_are_compressed_for_those_who_ask() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    for port in 1..=20 {
+        client.register("order", &support::instance("10.0.0.1", port)).await;
+    }
+    let long = "/v1/namespaces/%7Bt1%7D/services/order/instances";
+    let plain = client.get(long).await.expect(200);
+    assert_eq!(plain.header("content-encoding"), None);
+    assert_eq!(plain.header("content-length"), Some(plain.body.len().to_string().as_str()));
+    for asked in ["gzip", "deflate, GZIP;q=0.5, br", "identity;q=0, gzip;q=1.0"] {
+        let answer = client.send("GET", long, &[("Accept-Encoding", asked)], b"").await.expect(200);
+        assert_eq!(answer.header("content-encoding"), Some("gzip"), "{asked}");
+        assert_eq!(answer.header("vary"), Some("accept-encoding"));
+        for kept in ["content-type", "x-cosky-index", "cosec-request-id"] {
+            assert!(answer.header(kept).is_some(), "{kept}");
+        }
+        assert!(answer.body.len() < plain.body.len() / 2, "{} of {}", answer.body.len(), plain.body.len());
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(answer.body.as_slice()).read_to_string(&mut text).unwrap();
+        let unpacked: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(unpacked.as_array().unwrap().len(), 20);
+    }
+    for unasked in ["", "br", "identity", "gzip;q=0", "gzip; Q=0.000, identity;q=0", "*;q=0"] {
+        let answer = client.send("GET", long, &[("Accept-Encoding", unasked)], b"").await.expect(200);
+        assert_eq!(answer.header("content-encoding"), None, "{unasked}");
+        assert!(answer.header("content-length").is_some());
+    }
+    let gzip = [("Accept-Encoding", "gzip")];
+    let short = client.send("GET", "/v1/namespaces", &gzip, b"").await.expect(200);
+    assert_eq!(short.header("content-encoding"), None, "below 1 KiB it is not worth it");
+    let head = client.send("HEAD", long, &gzip, b"").await.expect(200);
+    assert_eq!(head.header("content-encoding"), Some("gzip"), "as a GET would be answered");
+
+    let mut events = server.client().await.watch("/v1/namespaces/%7Bt1%7D/watch", &gzip).await;
+    assert!(!events.headers.contains_key("content-encoding"), "{:?}", events.headers);
+    events.expect("snapshot").await;
+    client.register("order", &support::instance("10.0.0.1", 80)).await;
+    events.expect("instance").await;
 }
 
 fn panic_now() -> &'static str {
