@@ -76,6 +76,23 @@ async fn a_purge_removes_the_data_and_is_refused_while_something_lives() {
     client.delete(&format!("{NS}?purge=perhaps")).await.refused(400, "invalid_argument", "purge");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_of_many_services_is_noted_whole() {
+    let server = Server::start().await;
+    let services: Vec<_> = (0..300).map(|i| format!("svc-{i:03}")).collect();
+    let path = format!("{NS}/watch?consumer=desk&service={}", services.join("&service="));
+    let mut events = server.client().await.watch(&path, &[]).await;
+    events.expect("snapshot").await;
+    let mut client = server.client().await;
+    let noted = async {
+        while client.get(&format!("{NS}/stat/topology")).await.expect(200).value()["desk"] != json!(services)
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), noted).await.expect("all of them, in time");
+}
+
 /// After a restart missing beats may only be late, which every read says.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_read_says_how_far_it_can_be_trusted() {

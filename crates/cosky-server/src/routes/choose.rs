@@ -46,7 +46,7 @@ pub(super) async fn choose(
 ) -> ApiResult<Response> {
     let consumer = consumer::parse(asking.consumer.as_deref())?;
     let read = counted(&state, Operation::Choose, state.store.instances(&namespace, &service).await)?;
-    consumer::note(&state, &namespace, consumer.as_ref(), &service);
+    consumer::note(&state, &namespace, consumer.as_ref(), [&service]);
     let seen = Seen::from(&read);
     let Some(at) = Weighted::new(&read.value).pick() else {
         return Ok((seen, StatusCode::OK).into_response());

@@ -15,6 +15,8 @@ use crate::AppState;
 const KNOWN: usize = 65_536;
 /// Notes on their way to the store at one time.
 const WRITES: usize = 64;
+/// Reads whose notes are on their way or wait for it. Each has one task and, of a watch, up to 1,000 services.
+const NOTING: usize = 1_024;
 
 /// Remembers which dependencies the store knows, so that a read costs one look-up after the first.
 #[derive(Debug)]
@@ -23,7 +25,8 @@ pub(crate) struct Dependencies {
     /// lost then is one line of the topology until the next start.
     known: Mutex<HashSet<u64>>,
     seed: RandomState,
-    writes: Arc<Semaphore>,
+    writes: Semaphore,
+    noting: Arc<Semaphore>,
 }
 
 impl Default for Dependencies {
@@ -31,7 +34,8 @@ impl Default for Dependencies {
         Self {
             known: Mutex::default(),
             seed: RandomState::default(),
-            writes: Arc::new(Semaphore::new(WRITES)),
+            writes: Semaphore::new(WRITES),
+            noting: Arc::new(Semaphore::new(NOTING)),
         }
     }
 }
@@ -62,30 +66,39 @@ pub(super) fn parse(consumer: Option<&str>) -> cosky_core::Result<Option<Consume
     consumer.map(ConsumerName::new).transpose()
 }
 
-/// Notes that `consumer` looks for `producer`, beside the answer and not before it. What cannot be noted now, since the
-/// store fails or too many notes are on their way, is noted by a later read.
-pub(super) fn note(
+/// Notes that `consumer` looks for `producers`, in turn, beside the answer and not before it. What cannot be noted now,
+/// since the store fails or too many reads have something to note, is noted by a later read.
+pub(super) fn note<'a>(
     state: &AppState,
     namespace: &Namespace,
     consumer: Option<&ConsumerName>,
-    producer: &ServiceId,
+    producers: impl IntoIterator<Item = &'a ServiceId>,
 ) {
     let Some(consumer) = consumer else { return };
     let dependencies = &state.shared.dependencies;
-    let dependency = dependencies.seed.hash_one((namespace, consumer, producer));
-    if !dependencies.learn(dependency) {
+    let new: Vec<_> = producers
+        .into_iter()
+        .map(|producer| (dependencies.seed.hash_one((namespace, consumer, producer)), producer))
+        .filter(|(dependency, _)| dependencies.learn(*dependency))
+        .map(|(dependency, producer)| (dependency, producer.clone()))
+        .collect();
+    if new.is_empty() {
         return;
     }
-    let Ok(place) = Arc::clone(&dependencies.writes).try_acquire_owned() else {
-        dependencies.forget(dependency);
+    let Ok(place) = Arc::clone(&dependencies.noting).try_acquire_owned() else {
+        new.iter().for_each(|(dependency, _)| dependencies.forget(*dependency));
         return;
     };
     let (shared, store) = (Arc::clone(&state.shared), Arc::clone(&state.store));
-    let (namespace, consumer, producer) = (namespace.clone(), consumer.clone(), producer.clone());
+    let (namespace, consumer) = (namespace.clone(), consumer.clone());
     tokio::spawn(async move {
-        if let Err(error) = store.add_dependency(&namespace, &consumer, producer.as_str()).await {
-            tracing::debug!(%namespace, %consumer, "service.id" = %producer, "dependency not noted: {error}");
-            shared.dependencies.forget(dependency);
+        for (dependency, producer) in new {
+            let turn = shared.dependencies.writes.acquire().await.expect("the semaphore is never closed");
+            if let Err(error) = store.add_dependency(&namespace, &consumer, producer.as_str()).await {
+                tracing::debug!(%namespace, %consumer, "service.id" = %producer, "dependency not noted: {error}");
+                shared.dependencies.forget(dependency);
+            }
+            drop(turn);
         }
         drop(place);
     });

@@ -74,7 +74,7 @@ pub(super) async fn list(
     let wait = polling.wait()?;
     let consumer = consumer::parse(polling.consumer.as_deref())?;
     let read = poll::instances(&state, &caller, &namespace, &service, wait).await?;
-    consumer::note(&state, &namespace, consumer.as_ref(), &service);
+    consumer::note(&state, &namespace, consumer.as_ref(), [&service]);
     Ok((Seen::from(&read), JsonText(wire::instances(&read.value))).into_response())
 }
 
@@ -107,7 +107,7 @@ pub(super) async fn one(
     let consumer = consumer::parse(asking.consumer.as_deref())?;
     let read = state.store.instance(&at.namespace, &at.service, &at.id).await;
     let read = counted(&state, Operation::ReadInstances, read)?;
-    consumer::note(&state, &at.namespace, consumer.as_ref(), &at.service);
+    consumer::note(&state, &at.namespace, consumer.as_ref(), [&at.service]);
     let seen = Seen::from(&read);
     let Some(instance) = &read.value else { return Ok((seen, StatusCode::OK).into_response()) };
     let mut body = String::with_capacity(256);

@@ -109,9 +109,7 @@ pub(super) async fn watch(
     let changes = state.store.watch(&namespace, asked.scope.clone(), asked.from).await;
     let changes = counted(&state, Operation::Watch, changes)?;
     if let Scope::Services(services) = &asked.scope {
-        for service in services {
-            consumer::note(&state, &namespace, asked.consumer.as_ref(), service);
-        }
+        consumer::note(&state, &namespace, asked.consumer.as_ref(), services);
     }
     let age = state.streams.age();
     let age = remaining(&caller).map_or(age, |left| left.min(age));
