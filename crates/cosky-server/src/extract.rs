@@ -3,11 +3,12 @@
 use axum::{
     extract::{
         FromRequest, FromRequestParts, Request,
-        rejection::{JsonRejection, PathRejection, QueryRejection},
+        rejection::{PathRejection, QueryRejection},
     },
     response::{IntoResponse, Response},
 };
-use http::{StatusCode, request::Parts};
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header, request::Parts};
 use percent_encoding::percent_decode_str;
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -17,6 +18,10 @@ use crate::{ApiError, Caller};
 #[derive(Debug, Clone, Copy)]
 pub struct Json<T>(pub T);
 
+/// The bytes of a JSON body, to be read where they are.
+#[derive(Debug, Clone)]
+pub struct JsonBytes(pub Bytes);
+
 /// The path's parameters, percent-decoded.
 #[derive(Debug, Clone, Copy)]
 pub struct Path<T>(pub T);
@@ -25,14 +30,29 @@ pub struct Path<T>(pub T);
 #[derive(Debug, Clone, Copy)]
 pub struct Query<T>(pub T);
 
+impl<S: Send + Sync> FromRequest<S> for JsonBytes {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        if !is_json(request.headers()) {
+            let msg = "the body must come with Content-Type: application/json";
+            return Err(ApiError::unsupported_media_type(msg));
+        }
+        Bytes::from_request(request, state).await.map(Self).map_err(|rejection| match rejection.status() {
+            StatusCode::PAYLOAD_TOO_LARGE => ApiError::too_large("the body is larger than the server takes"),
+            _ => ApiError::invalid_body(rejection.body_text()),
+        })
+    }
+}
+
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        match axum::Json::from_request(request, state).await {
-            Ok(axum::Json(body)) => Ok(Self(body)),
-            Err(rejection) => Err(body_refused(&rejection)),
-        }
+        let JsonBytes(bytes) = JsonBytes::from_request(request, state).await?;
+        let axum::Json(body) = axum::Json::from_bytes(&bytes)
+            .map_err(|rejection| ApiError::invalid_body(rejection.body_text()))?;
+        Ok(Self(body))
     }
 }
 
@@ -81,14 +101,14 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-fn body_refused(rejection: &JsonRejection) -> ApiError {
-    match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => ApiError::too_large("the body is larger than the server takes"),
-        StatusCode::UNSUPPORTED_MEDIA_TYPE => {
-            ApiError::unsupported_media_type("the body must come with Content-Type: application/json")
-        }
-        _ => ApiError::invalid_body(rejection.body_text()),
-    }
+/// Whether the body is called JSON, with or without a suffix and parameters: `application/json; charset=utf-8`,
+/// `application/merge-patch+json`.
+fn is_json(headers: &HeaderMap) -> bool {
+    let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let essence = named.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
+    let Some((kind, subtype)) = essence.split_once('/') else { return false };
+    let subtype = subtype.rsplit_once('+').map_or(subtype, |(_, suffix)| suffix);
+    kind.eq_ignore_ascii_case("application") && subtype.eq_ignore_ascii_case("json")
 }
 
 fn path_refused(rejection: &PathRejection) -> ApiError {
@@ -97,4 +117,37 @@ fn path_refused(rejection: &PathRejection) -> ApiError {
 
 fn query_refused(rejection: &QueryRejection) -> ApiError {
     ApiError::new(StatusCode::BAD_REQUEST, "invalid_argument", format!("query: {}", rejection.body_text()))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn json_has_many_names() {
+        let is_json =
+            |kind| is_json(&HeaderMap::from_iter([(header::CONTENT_TYPE, HeaderValue::from_static(kind))]));
+        for kind in [
+            "application/json",
+            "Application/JSON",
+            "application/json; charset=utf-8",
+            " application/json ;x",
+            "application/merge-patch+json",
+        ] {
+            assert!(is_json(kind), "{kind}");
+        }
+        for kind in [
+            "",
+            "json",
+            "text/plain",
+            "text/json",
+            "application/jsonp",
+            "application/json+x",
+            "a; application/json",
+        ] {
+            assert!(!is_json(kind), "{kind}");
+        }
+    }
 }

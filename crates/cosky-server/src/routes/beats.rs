@@ -1,43 +1,20 @@
 //! Beats, single and in batches: what keeps ephemeral instances alive (design §4).
 
-use axum::extract::{FromRequest, Request, State};
-use bytes::Bytes;
+use axum::extract::State;
 use cosky_core::{
     Beat, BeatKey, Error, Life, Namespace, Result, engine,
     wire::{BeatAnswer, BeatBody, BeatsAnswer, ErrorBody},
 };
-use http::{HeaderMap, StatusCode, header};
 
 use super::{
     Refused,
     place::{AtInstance, InNamespace, canonical},
 };
-use crate::{ApiError, ApiResult, AppState, extract::Json, metrics::Operation};
-
-/// The bytes of a JSON body, to be read where they are.
-pub(super) struct JsonBytes(Bytes);
-
-impl<S: Send + Sync> FromRequest<S> for JsonBytes {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        if !is_json(request.headers()) {
-            let msg = "the body must come with Content-Type: application/json";
-            return Err(ApiError::unsupported_media_type(msg));
-        }
-        Bytes::from_request(request, state).await.map(Self).map_err(|rejection| match rejection.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => ApiError::too_large("the body is larger than the server takes"),
-            _ => ApiError::invalid_body(rejection.body_text()),
-        })
-    }
-}
-
-/// Whether the body is called JSON, with or without parameters such as a charset.
-fn is_json(headers: &HeaderMap) -> bool {
-    let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-    let essence = named.and_then(|value| value.split(';').next()).unwrap_or_default().trim();
-    essence.eq_ignore_ascii_case("application/json")
-}
+use crate::{
+    ApiError, ApiResult, AppState,
+    extract::{Json, JsonBytes},
+    metrics::Operation,
+};
 
 /// Beat for an instance
 ///
