@@ -1,5 +1,4 @@
 //! What every request passes, whatever its route: headers, limits, CORS, panics, metrics, docs.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 

@@ -1,5 +1,4 @@
 //! Each route: done, absent, invalid. Over a real socket, with the embedded engine behind it.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod support;
 

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 pub(crate) mod client;
+pub(crate) mod session;
 
 use std::{sync::Arc, time::Duration};
 
