@@ -74,9 +74,14 @@ impl ApiError {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "limit_reached", msg).retry_after(RETRY_AFTER)
     }
 
-    /// 503 `unavailable` with Retry-After.
+    /// 503 `unavailable` with Retry-After: nothing was written.
     pub fn unavailable(msg: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", msg).retry_after(RETRY_AFTER)
+    }
+
+    /// 503 `outcome_unknown` with Retry-After: a write may have been applied all the same.
+    pub fn outcome_unknown(msg: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "outcome_unknown", msg).retry_after(RETRY_AFTER)
     }
 
     /// 503 `shutting_down` with Retry-After.
@@ -129,7 +134,7 @@ impl From<Error> for ApiError {
             Error::Unavailable { maybe_applied, source, .. } => {
                 // Each write of an outage comes here, so no louder: the store says once that it begins, and that it ends.
                 tracing::debug!(maybe_applied, source = source.map(tracing::field::display), "{msg}");
-                Self::unavailable(msg)
+                if maybe_applied { Self::outcome_unknown(msg) } else { Self::unavailable(msg) }
             }
             Error::Lagged => Self::unavailable(msg),
             Error::Corrupt { reason } => {
@@ -229,6 +234,12 @@ mod tests {
             (Error::TooLarge { field: "beats".into(), limit: 9 }, 413, "too_large", "beats is larger than 9"),
             (Error::Exhausted { what: "tokens", limit: 9 }, 429, "limit_reached", "limit of 9 tokens"),
             (Error::unavailable("full"), 503, "unavailable", "full"),
+            (
+                Error::Unavailable { reason: "cut".into(), maybe_applied: true, source: None },
+                503,
+                "outcome_unknown",
+                "cut",
+            ),
             (Error::Lagged, 503, "unavailable", "fell behind"),
             (Error::Corrupt { reason: "row 7".into() }, 500, "internal", "log"),
         ] {

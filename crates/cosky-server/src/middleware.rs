@@ -170,7 +170,7 @@ fn check_size(request: &Request, limits: &Limits) -> Result<(), ApiError> {
 }
 
 fn too_slow(limits: &Limits) -> ApiError {
-    ApiError::unavailable(format!("the request took longer than {} s", limits.request.as_secs_f64()))
+    ApiError::outcome_unknown(format!("the request took longer than {} s", limits.request.as_secs_f64()))
 }
 
 /// Whether a query asks for a long poll. Its route bounds it; nothing is read from a GET's body meanwhile.

@@ -191,7 +191,7 @@ async fn a_request_that_takes_too_long_is_answered_503() {
     let mut client = Client::connect(server.address).await;
     let answer = client.get("/slow").await;
     assert!(answer.header("retry-after").is_some());
-    answer.refused(503, "unavailable", "longer than 0.1 s");
+    answer.refused(503, "outcome_unknown", "longer than 0.1 s");
 
     // A body that does not come is no reason to wait either, and its connection is not used again.
     let mut connection = TcpStream::connect(server.address).await.unwrap();

@@ -123,8 +123,11 @@ pub(crate) fn refusal(answer: &Answer) -> Error {
             Error::InvalidArgument { field: field.to_owned().into(), reason: reason.to_owned().into() }
         }
         500 => Error::Corrupt { reason: msg },
-        // Only while it shuts down a server says that it has not begun.
-        _ => Error::Unavailable { reason: msg, maybe_applied: body.code != "shutting_down", source: None },
+        // Our servers say when nothing was written; of what anything in between says, nothing is known.
+        _ => {
+            let nothing_written = matches!(body.code.as_str(), "unavailable" | "shutting_down");
+            Error::Unavailable { reason: msg, maybe_applied: !nothing_written, source: None }
+        }
     }
 }
 
@@ -271,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn only_a_server_that_shuts_down_has_surely_not_begun() {
+    fn a_server_says_whether_a_write_may_have_been_applied() {
         let maybe = |code: &str| {
             let error = refusal(&answer(503, &format!(r#"{{"code":"{code}","msg":"m"}}"#)));
             matches!(error, Error::Unavailable { maybe_applied: true, .. })
         };
-        assert!(maybe("unavailable"));
-        assert!(!maybe("shutting_down"));
+        assert!(maybe("outcome_unknown") && maybe("from a proxy"));
+        assert!(!maybe("unavailable") && !maybe("shutting_down"));
     }
 
     #[test]
