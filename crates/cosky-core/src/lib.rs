@@ -9,6 +9,7 @@ mod clock;
 pub mod engine;
 mod error;
 pub mod event;
+mod field;
 mod instance;
 pub mod limits;
 mod metadata;
@@ -23,8 +24,7 @@ pub use engine::{
 };
 pub use error::{Error, Result};
 pub use event::{Change, Event, Index, InstanceOp, Scope, ServiceOp, Snapshot, StoreState};
-pub use instance::{
-    Host, Instance, InstanceId, Life, Owner, Port, Registration, STATUS, Schema, ServiceInstance, Ttl, Weight,
-};
+pub use field::{Host, Owner, Port, Schema, Ttl, Weight};
+pub use instance::{Instance, InstanceId, Life, Registration, STATUS, ServiceInstance};
 pub use metadata::{Metadata, MetadataPatch};
 pub use name::{ConsumerName, Namespace, ServiceId, UserName};
