@@ -4,6 +4,7 @@
 //! * [`faulty`]: engines that break one promise each, which those cases must reject;
 //! * [`ManualClock`]: time that moves when a test says so;
 //! * [`disk`]: a disk that fills up, fails and loses power;
+//! * [`proxy`]: a network that delays, holds, swallows and cuts, between a client and a server;
 //! * [`process`]: the built `cosky` binary as a server that ends with the test.
 //!
 //! Its functions panic when something is not as it should be, since a test is what calls them.
@@ -14,5 +15,6 @@ pub mod conformance;
 pub mod disk;
 pub mod faulty;
 pub mod process;
+pub mod proxy;
 
 pub use clock::ManualClock;
