@@ -1,8 +1,8 @@
-//! Weighted random choice, used by `GET …/lb` and by live views.
+//! Who may be chosen, and weighted random choice: what `GET …/lb` and the SDK's balancers share.
 
 use rand::RngExt;
 
-use crate::ServiceInstance;
+use crate::{ServiceInstance, Weight};
 
 /// Cumulative weights of the instances that may be chosen: in service and of a weight above 0. Built once per
 /// snapshot; a choice is one random number and a binary search.
@@ -12,17 +12,23 @@ pub struct Weighted {
     sums: Box<[(u64, usize)]>,
 }
 
+/// The instances that may be chosen, in service and of a weight above 0, each with its position in `instances`.
+pub fn eligible(instances: &[ServiceInstance]) -> impl Iterator<Item = (usize, &ServiceInstance)> {
+    instances.iter().enumerate().filter(|(_, i)| i.weight().get() > 0 && i.is_in_service())
+}
+
 impl Weighted {
     /// Looks at every instance once.
     pub fn new(instances: &[ServiceInstance]) -> Self {
+        Self::of(eligible(instances).map(|(at, instance)| (at, instance.weight())))
+    }
+
+    /// Of positions and their weights, whatever they stand for. A weight of 0 is never chosen.
+    pub fn of(shares: impl IntoIterator<Item = (usize, Weight)>) -> Self {
         let mut sum = 0;
-        let eligible = instances.iter().enumerate().filter(|(_, i)| i.instance().is_in_service());
-        let sums = eligible.filter_map(|(at, i)| match i.instance().weight().get() {
-            0 => None,
-            weight => {
-                sum += u64::from(weight);
-                Some((sum, at))
-            }
+        let sums = shares.into_iter().filter(|(_, weight)| weight.get() > 0).map(|(at, weight)| {
+            sum += u64::from(weight.get());
+            (sum, at)
         });
         Self { sums: sums.collect() }
     }
@@ -33,8 +39,29 @@ impl Weighted {
         if self.sums.len() == 1 {
             return Some(only);
         }
-        let ticket = rand::rng().random_range(0..total);
-        Some(self.sums[self.sums.partition_point(|(sum, _)| *sum <= ticket)].1)
+        Some(self.sums[self.holder(rand::rng().random_range(0..total))].1)
+    }
+
+    /// The positions of two different random instances: the first as [`Weighted::pick`] gives it, the second in the same
+    /// way from the others. The same twice when there is only one; `None` when none may be chosen.
+    pub fn pick_two(&self) -> Option<(usize, usize)> {
+        let (total, only) = *self.sums.last()?;
+        if self.sums.len() == 1 {
+            return Some((only, only));
+        }
+        let mut random = rand::rng();
+        let first = self.holder(random.random_range(0..total));
+        let below = first.checked_sub(1).map_or(0, |before| self.sums[before].0);
+        let share = self.sums[first].0 - below;
+        let ticket = random.random_range(0..total - share);
+        // The first one's tickets are left out: what lies behind them moves up.
+        let second = self.holder(if ticket < below { ticket } else { ticket + share });
+        Some((self.sums[first].1, self.sums[second].1))
+    }
+
+    /// Whose ticket this is, as an index of `sums`. Tickets go from 0 to the sum of all weights − 1.
+    fn holder(&self, ticket: u64) -> usize {
+        self.sums.partition_point(|(sum, _)| *sum <= ticket)
     }
 }
 
@@ -72,9 +99,31 @@ mod tests {
     }
 
     #[test]
+    fn two_are_different_and_both_follow_the_weights() {
+        let chooser = Weighted::new(&instances(&[(1, "UP"), (3, "UP"), (0, "UP"), (6, "UP"), (9, "DOWN")]));
+        let mut counts = [[0u32; 5]; 2];
+        for _ in 0..30_000 {
+            let (first, second) = chooser.pick_two().unwrap();
+            assert_ne!(first, second);
+            counts[0][first] += 1;
+            counts[1][second] += 1;
+        }
+        // The second of each is its share of what the first left: for weight 1, 0.3 × 1/7 + 0.6 × 1/4.
+        for (counts, shares) in
+            counts.into_iter().zip([[0.1, 0.3, 0.0, 0.6, 0.0], [0.1929, 0.4833, 0.0, 0.3238, 0.0]])
+        {
+            for (count, share) in counts.into_iter().zip(shares) {
+                assert!((f64::from(count) / 30_000.0 - share).abs() < 0.02, "{counts:?}");
+            }
+        }
+    }
+
+    #[test]
     fn nothing_to_choose_from() {
         assert_eq!(Weighted::new(&[]).pick(), None);
         assert_eq!(Weighted::new(&instances(&[(0, "UP"), (0, "UP")])).pick(), None);
         assert_eq!(Weighted::new(&instances(&[(0, "UP"), (1, "UP")])).pick(), Some(1));
+        assert_eq!(Weighted::new(&instances(&[(0, "UP")])).pick_two(), None);
+        assert_eq!(Weighted::new(&instances(&[(0, "UP"), (1, "UP")])).pick_two(), Some((1, 1)));
     }
 }

@@ -16,7 +16,7 @@ mod metadata;
 mod name;
 pub mod wire;
 
-pub use choose::Weighted;
+pub use choose::{Weighted, eligible};
 pub use clock::{Clock, SystemClock};
 pub use engine::{
     Accounts, Beat, BeatKey, Figures, Read, Registered, Registry, ServiceStat, Stat, Store, StoreHealth,

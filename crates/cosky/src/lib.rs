@@ -22,6 +22,8 @@
 //!   [`Registration`] says what happens when the server forgot an instance or somebody deregistered it.
 //! * **Views.** A [`LiveView`] follows one service over the watch stream. It reconnects for ever, every 100 ms to 2 s,
 //!   to any address, keeps its last list meanwhile, and says how old that is.
+//! * **Choice.** [`LiveView::choose`] is random by weight; [`balance`] has round robin, least requests, hashing by a
+//!   key, the own zone first, and a trait for one's own. None chooses what is out of service or of weight 0.
 //! * **Addresses.** Requests stay with one address and go to the next when it fails. A request whose answer was lost is
 //!   repeated only when twice is as good as once ([`HttpRegistry`]).
 //! * **Credentials.** A token file is read again when it changes or is refused; user and password fetch new tokens by
@@ -42,6 +44,7 @@
 mod access;
 mod address;
 mod backoff;
+pub mod balance;
 mod beats;
 mod client;
 mod credentials;

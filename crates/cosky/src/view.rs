@@ -128,6 +128,11 @@ impl LiveView {
         ViewReader { cache: arc_swap::Cache::new(self.core.shown.clone()), core: self.core.clone() }
     }
 
+    /// Whether `list` is what [`LiveView::snapshot`] would give.
+    pub(crate) fn shows(&self, list: &Arc<[ServiceInstance]>) -> bool {
+        Arc::ptr_eq(&self.core.shown.load().instances, list)
+    }
+
     /// Waits for the first snapshot.
     ///
     /// # Errors
