@@ -16,8 +16,9 @@ const ROUND: u128 = 1 << 64;
 /// Smooth weighted round robin: each instance in turn, as often as its weight, its turns evenly spread.
 ///
 /// Each instance has a time at which it is due; the earliest is chosen and is due again a round divided by its weight
-/// later. When the list changes those that stay keep their place, and those that come start at a random point of their
-/// round. So neither a list that changes all the time nor many callers that start at once prefer anybody.
+/// later. When the list changes those that stay keep their place, so a list that changes all the time prefers none of
+/// them; those that come start at a random point of their round, so many callers that start at once do not all start
+/// with the same instance.
 ///
 /// A pick costs a step in a heap under a lock, some tens of nanoseconds for which threads take turns.
 ///
