@@ -7,7 +7,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use cosky_embedded::{Embedded, Options};
 use cosky_server::Config;
 use serde_json::{Value, json};
-use support::{NS, Server, Setup, instance};
+use support::{NS, Server, Setup, client::Client, instance};
 
 const ORDER: &str = "/v1/namespaces/%7Bt1%7D/services/order/instances/order%40http%2310.0.0.1%238080";
 
@@ -82,10 +82,25 @@ async fn a_watch_of_many_services_is_noted_whole() {
     let path = format!("{NS}/watch?consumer=desk&service={}", services.join("&service="));
     let mut events = server.client().await.watch(&path, &[]).await;
     events.expect("snapshot").await;
+    noted(&mut server.client().await, "desk", json!(services)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_still_asks_after_a_purge_is_noted_again() {
+    let server = Server::start().await;
     let mut client = server.client().await;
+    for _ in 0..2 {
+        client.get(&format!("{NS}/services/order/instances?consumer=desk")).await.expect(200);
+        noted(&mut client, "desk", json!(["order"])).await;
+        assert_eq!(client.delete(&format!("{NS}?purge=true")).await.expect(200).value(), true);
+        assert_eq!(client.get(&format!("{NS}/stat/topology")).await.value(), json!({}));
+    }
+}
+
+/// Waits until the topology says that `consumer` looks for `producers`.
+async fn noted(client: &mut Client, consumer: &str, producers: Value) {
     let noted = async {
-        while client.get(&format!("{NS}/stat/topology")).await.expect(200).value()["desk"] != json!(services)
-        {
+        while client.get(&format!("{NS}/stat/topology")).await.expect(200).value()[consumer] != producers {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };

@@ -53,6 +53,12 @@ impl Dependencies {
         known.insert(dependency)
     }
 
+    /// After a purge, which takes them out of the store. Those of other namespaces are noted once more, which changes
+    /// nothing.
+    pub(super) fn forget_all(&self) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
     fn forget(&self, dependency: u64) {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).remove(&dependency);
     }

@@ -139,7 +139,11 @@ pub(super) async fn remove(
 ) -> ApiResult<Json<bool>> {
     let removed = match state.shared.check_removable(&namespace) {
         Err(error) => Err(error),
-        Ok(()) if removal.purge => state.store.purge_namespace(&namespace).await,
+        Ok(()) if removal.purge => {
+            let purged = state.store.purge_namespace(&namespace).await;
+            state.shared.dependencies.forget_all();
+            purged
+        }
         Ok(()) => state.store.remove_namespace(&namespace).await,
     };
     counted(&state, Operation::RemoveNamespace, removed).map(Json)
