@@ -113,6 +113,8 @@ struct Faults {
     listens: bool,
     /// How often everything was cut, and how the last time.
     cuts: (u64, End),
+    /// How often everything was forgotten.
+    forgotten: u64,
 }
 
 #[derive(Debug, Default)]
@@ -135,6 +137,8 @@ struct Pump<'a> {
     rng: StdRng,
     /// What was read and waits for its time; an empty piece is the end of the stream.
     waiting: VecDeque<(Instant, Box<[u8]>)>,
+    /// How often everything had been forgotten when the connection began.
+    born: u64,
     /// Something was swallowed.
     lost: bool,
 }
@@ -154,6 +158,7 @@ impl FaultProxy {
             turned_away: None,
             listens: true,
             cuts: (0, End::Fin),
+            forgotten: 0,
         });
         let counters = Arc::<Counters>::default();
         let (told, mut listening) = watch::channel(false);
@@ -192,6 +197,12 @@ impl FaultProxy {
     /// Ends every connection that stands, on both sides. What waits in them is lost. New ones are let through.
     pub fn cut(&self, end: End) {
         self.faults.send_modify(|faults| faults.cuts = (faults.cuts.0 + 1, end));
+    }
+
+    /// Every connection that stands is lost from now on, idle or not, as if it had met [`Flow::Swallow`]: neither side is
+    /// told. New ones are let through.
+    pub fn forget(&self) {
+        self.faults.send_modify(|faults| faults.forgotten += 1);
     }
 
     /// New connections end as soon as they stand; with `None` they are let through again.
@@ -311,7 +322,7 @@ async fn carry(
     mut faults: watch::Receiver<Faults>,
     counters: Arc<Counters>,
 ) {
-    let Faults { target, cuts: (cuts, _), .. } = *faults.borrow();
+    let Faults { target, cuts: (cuts, _), forgotten: born, .. } = *faults.borrow();
     let Ok(mut server) = TcpStream::connect(target).await else { return end(client, End::Reset) };
     let nagle = [client.set_nodelay(true), server.set_nodelay(true)];
     if nagle.iter().any(Result::is_err) {
@@ -324,7 +335,7 @@ async fn carry(
         let mut pump = |from, to, way| {
             let (faults, rng) = (faults.clone(), StdRng::from_rng(&mut rng));
             let (waiting, lost) = (VecDeque::new(), false);
-            Pump { from, to, faults, way, counters: &counters, rng, waiting, lost }.run()
+            Pump { from, to, faults, way, counters: &counters, rng, waiting, born, lost }.run()
         };
         let up = pump(from_client, to_server, Way::Up);
         let down = pump(from_server, to_client, Way::Down);
@@ -412,7 +423,7 @@ impl Pump<'_> {
     fn flow(&mut self) -> Flow {
         let faults = self.faults.borrow_and_update();
         match self.way {
-            _ if self.lost => Flow::Swallow,
+            _ if self.lost || faults.forgotten != self.born => Flow::Swallow,
             Way::Up => faults.up,
             Way::Down | Way::Both => faults.down,
         }

@@ -21,6 +21,8 @@ pub struct Watch {
     scope: Scope,
     last: Option<Index>,
     stream: Option<WatchStream>,
+    /// When the last stream was asked for.
+    asked: Instant,
     opened: Instant,
     /// Until when a stream that was opened after a loss may still begin with a snapshot.
     settles_at: Option<Instant>,
@@ -42,9 +44,9 @@ pub enum Watched {
 
 impl Watch {
     pub(crate) fn new(registry: Arc<dyn Registry>, namespace: Namespace, scope: Scope) -> Self {
-        let (opened, backoff) = (Instant::now(), Backoff::reconnect());
+        let (asked, opened, backoff) = (Instant::now(), Instant::now(), Backoff::reconnect());
         let (last, stream, settles_at, retry_at) = (None, None, None, None);
-        Self { registry, namespace, scope, last, stream, opened, settles_at, retry_at, backoff }
+        Self { registry, namespace, scope, last, stream, asked, opened, settles_at, retry_at, backoff }
     }
 
     /// The next thing to know. Never ends. May be cancelled at any time without losing a change.
@@ -53,6 +55,9 @@ impl Watch {
             if let Some(at) = self.retry_at {
                 sleep_until(at).await;
                 self.retry_at = None;
+            }
+            if self.stream.is_none() {
+                self.asked = Instant::now();
             }
             let stream = match &mut self.stream {
                 Some(stream) => stream,
@@ -100,7 +105,9 @@ impl Watch {
         if self.stream.take().is_some() && self.opened.elapsed() >= SHORT {
             self.backoff.reset();
         }
-        self.retry_at = Some(Instant::now() + self.backoff.delay());
+        // One that was waited for in vain has kept its distance from the next one already.
+        let soonest = Instant::now() + Backoff::reconnect().delay();
+        self.retry_at = Some(soonest.max(self.asked + self.backoff.delay()));
         Watched::Lost(error)
     }
 

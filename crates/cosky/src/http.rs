@@ -19,7 +19,7 @@ use crate::{
     backoff::Backoff,
     decode::{self, ServerClock},
     sse::{EVENT_BYTES, SseEvent, SseParser},
-    transport::{Answer, Call, Repeat, Transport, next_chunk},
+    transport::{Answer, Call, Repeat, Transport},
 };
 
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -325,11 +325,8 @@ impl Stream {
                     return Ok(Some(change));
                 }
             }
-            let silence = self.transport.timeouts().silence;
-            let chunk = next_chunk(&mut self.response, silence).await;
-            let Some(chunk) = chunk.inspect_err(|_| self.transport.avoid(self.address))? else {
-                return Ok(None);
-            };
+            let chunk = self.transport.next_chunk(&mut self.response, self.address).await?;
+            let Some(chunk) = chunk else { return Ok(None) };
             let parsed = self.parser.push(&chunk, &mut self.arrived);
             self.arrived.reverse();
             parsed.map_err(|error| Error::Corrupt { reason: error.to_string() })?;

@@ -47,6 +47,7 @@ mod backoff;
 pub mod balance;
 mod beats;
 mod client;
+mod connections;
 mod credentials;
 mod decode;
 mod entry;

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use cosky_core::{Error, Result, wire};
 use reqwest::{
-    Client, Method, Response, StatusCode,
+    Method, Response, StatusCode,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
 };
 use tokio::time::{Instant, timeout, timeout_at};
@@ -13,6 +13,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::{
     NotCosky,
     address::Addresses,
+    connections::{Connections, Pool},
     credentials::{Bearer, Credentials, Source},
     decode,
 };
@@ -40,7 +41,7 @@ pub(crate) struct Transport {
 }
 
 struct Inner {
-    client: Client,
+    connections: Connections,
     addresses: Addresses,
     credentials: Credentials,
     timeouts: Timeouts,
@@ -88,10 +89,11 @@ pub(crate) struct Failure {
     pub(crate) retry_after: Option<Duration>,
 }
 
-/// Blames the address when an attempt is dropped before it ends.
+/// Blames the address and its connections when an attempt is dropped before it ends.
 struct Attempt<'a> {
-    addresses: &'a Addresses,
+    inner: &'a Inner,
     at: usize,
+    pool: Arc<Pool>,
     since: Instant,
     ended: bool,
 }
@@ -140,25 +142,10 @@ impl Call {
 
 impl Transport {
     pub(crate) fn new(addresses: Addresses, source: Source, timeouts: Timeouts) -> crate::Result<Self> {
-        let mut client = Client::builder()
-            // A registry is a neighbour: a proxy for the Internet has no business between.
-            .no_proxy()
-            // A redirect would carry the credential to somebody who is not in the list of addresses.
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(timeouts.connect)
-            .tcp_nodelay(true)
-            .tcp_keepalive(Duration::from_secs(15))
-            .pool_idle_timeout(Duration::from_secs(30))
-            .user_agent(concat!("cosky-rust/", env!("CARGO_PKG_VERSION")));
-        if addresses.all_plain() {
-            // Images without a certificate store work as long as nobody asks for TLS.
-            client = client.tls_certs_only([]);
-        }
-        let client = client
-            .build()
+        let connections = Connections::new(timeouts, addresses.all_plain())
             .map_err(|error| crate::Error::config("TLS", format!("cannot be set up: {}", chain(&error))))?;
         let credentials = Credentials::new(source)?;
-        Ok(Self { inner: Arc::new(Inner { client, addresses, credentials, timeouts }) })
+        Ok(Self { inner: Arc::new(Inner { connections, addresses, credentials, timeouts }) })
     }
 
     pub(crate) fn credentials(&self) -> &Credentials {
@@ -169,9 +156,27 @@ impl Transport {
         self.inner.timeouts
     }
 
-    /// Notes that an address is about to stop or fell silent.
+    /// Notes that an address is about to stop.
     pub(crate) fn avoid(&self, address: usize) {
         self.inner.addresses.failed(address);
+    }
+
+    /// The next piece of a stream of `address`; `None` at its end.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when it breaks off or was silent for too long; the address is asked last for a while then.
+    pub(crate) async fn next_chunk(&self, response: &mut Response, address: usize) -> Result<Option<Bytes>> {
+        let silence = self.inner.timeouts.silence;
+        let reason = match timeout(silence, response.chunk()).await {
+            Ok(Ok(chunk)) => return Ok(chunk),
+            Ok(Err(error)) => format!("the stream broke off: {}", chain(&error)),
+            Err(_) => {
+                self.inner.connections.give_up(&self.inner.connections.pool());
+                format!("the stream was silent for {silence:?}")
+            }
+        };
+        self.avoid(address);
+        Err(Error::unavailable(reason))
     }
 
     /// Sends `call` with the credential, and again after a 401 when the credential could be renewed.
@@ -206,10 +211,18 @@ impl Transport {
         let mut last = None;
         for (tried, at) in order.iter().copied().enumerate() {
             let left = end.saturating_duration_since(Instant::now());
-            // A server that hangs must leave time for another one.
-            let limit = if tried + 1 == order.len() { left } else { left / 2 };
-            let mut attempt = Attempt { addresses, at, since: Instant::now(), ended: false };
-            let result = self.attempt(at, call, bearer, limit).await;
+            // A server that hangs must leave time for another one, and a stream that does not begin for the next try:
+            // views have 5 s to be true again.
+            let limit = if tried + 1 < order.len() {
+                left / 2
+            } else if call.stream {
+                left.min(self.inner.timeouts.request / 2)
+            } else {
+                left
+            };
+            let pool = self.inner.connections.pool();
+            let mut attempt = Attempt { inner: &self.inner, at, pool, since: Instant::now(), ended: false };
+            let result = self.attempt(&attempt, call, bearer, limit).await;
             attempt.ended = true;
             match result {
                 Ok(answer) => {
@@ -235,14 +248,15 @@ impl Transport {
 
     async fn attempt(
         &self,
-        at: usize,
+        Attempt { at, pool, .. }: &Attempt<'_>,
         call: &Call,
         bearer: Option<&Bearer>,
         limit: Duration,
     ) -> Result<Answer, Failure> {
+        let at = *at;
         let address = self.inner.addresses.base(at);
         let end = Instant::now() + limit;
-        let mut request = self.inner.client.request(call.method.clone(), format!("{address}{}", call.path));
+        let mut request = pool.client.request(call.method.clone(), format!("{address}{}", call.path));
         request = request.headers(call.headers.clone());
         if let Some(bearer) = bearer {
             request = request.header(AUTHORIZATION, bearer.value.clone());
@@ -250,10 +264,13 @@ impl Transport {
         if let Some(body) = &call.body {
             request = request.body(body.clone());
         }
-        let late = || Failure {
-            error: unavailable(call, format!("{address} did not answer within {limit:?}"), None),
-            perhaps_applied: true,
-            retry_after: None,
+        let late = || {
+            self.inner.connections.give_up(pool);
+            Failure {
+                error: unavailable(call, format!("{address} did not answer within {limit:?}"), None),
+                perhaps_applied: true,
+                retry_after: None,
+            }
         };
         let mut response = timeout_at(end, request.send()).await.map_err(|_| late())?.map_err(|error| {
             let sent = !error.is_connect() && !error.is_builder();
@@ -299,7 +316,8 @@ impl Transport {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.ended && self.since.elapsed() >= GIVEN_UP {
-            self.addresses.failed(self.at);
+            self.inner.addresses.failed(self.at);
+            self.inner.connections.give_up(&self.pool);
         }
     }
 }
@@ -353,18 +371,6 @@ async fn collect(mut response: Response) -> Result<Bytes, String> {
         body.extend_from_slice(&chunk);
     }
     Ok(body.freeze())
-}
-
-/// The next piece of a stream; `None` at its end.
-///
-/// # Errors
-/// [`Error::Unavailable`] when it breaks off or nothing comes for `silence`.
-pub(crate) async fn next_chunk(response: &mut Response, silence: Duration) -> Result<Option<Bytes>> {
-    match timeout(silence, response.chunk()).await {
-        Ok(Ok(chunk)) => Ok(chunk),
-        Ok(Err(error)) => Err(Error::unavailable(format!("the stream broke off: {}", chain(&error)))),
-        Err(_) => Err(Error::unavailable(format!("the stream was silent for {silence:?}"))),
-    }
 }
 
 /// An error with its causes, in one line. reqwest keeps the telling part in the last one.

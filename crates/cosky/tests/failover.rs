@@ -5,8 +5,10 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use cosky::{Cosky, Error, Instance, core};
+use cosky::{Cosky, Error, Instance, StoreState, core};
 use cosky_core::{MetadataPatch, Registration, Registry as _, ServiceId};
+use cosky_testkit::proxy::{End, FaultProxy, Flow, Way};
+use futures_util::future::try_join_all;
 use support::{
     NS, Server, Setup, namespace, nobody,
     proxy::{Mode, Proxy},
@@ -66,6 +68,47 @@ async fn an_address_that_hangs_costs_no_beat() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert!(!proxies[1 - used].seen("POST", "/beats").is_empty());
+}
+
+/// A router that restarts has forgotten its connections and tells nobody. All that wait for the next request are dead
+/// then; once each of them cost a beat, and with three of them the instance expired.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_that_a_network_has_forgotten_cost_one_beat() {
+    let server = Server::start().await;
+    let proxy = FaultProxy::before(server.address, 1).await;
+    let cosky = Cosky::connect(proxy.url()).await.unwrap();
+    let shop = cosky.namespace(NS).unwrap();
+    let instance = Instance::http("order", "10.0.0.5", 8080).ttl(Duration::from_secs(3));
+    let handle = shop.register(instance).await.unwrap();
+    let first = handle.last_beat();
+    until("it beats", async || handle.last_beat() > first).await;
+    let registry = cosky.registry();
+    let (ns, order) = (namespace(), service());
+    try_join_all((0..8).map(|_| registry.instances(&ns, &order))).await.unwrap();
+    assert!(proxy.counts().open >= 8, "{:?}", proxy.counts());
+    proxy.forget();
+    let (start, before) = (Instant::now(), handle.last_beat());
+    while start.elapsed() < Duration::from_secs(6) {
+        assert_eq!(server.ids("order").await.len(), 1, "absent after {:?}", start.elapsed());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(handle.last_beat() > before);
+    assert!(proxy.counts().swallowed > 0, "a beat was lost");
+}
+
+/// P4: a stream that is asked for and does not begin is given up in time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_whose_beginning_is_lost_delays_a_view_for_less_than_5_s() {
+    let server = Server::start().await;
+    let proxy = FaultProxy::before(server.address, 1).await;
+    let shop = Cosky::connect(proxy.url()).await.unwrap().namespace(NS).unwrap();
+    let view = shop.discover("order").await.unwrap();
+    proxy.set(Way::Both, Flow::Swallow);
+    proxy.cut(End::Reset);
+    until("the view asks for another stream", async || proxy.counts().swallowed > 0).await;
+    proxy.heal().await;
+    let took = until("it is live", async || view.state() == StoreState::Live).await;
+    assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
 /// P7, for every write of the registry.

@@ -168,6 +168,21 @@ async fn what_is_swallowed_never_comes_and_its_connection_stays_lost() {
 }
 
 #[tokio::test]
+async fn a_forgotten_connection_is_lost_even_when_it_was_idle() {
+    let proxy = FaultProxy::before(echo().await, 1).await;
+    let mut idle = connect(&proxy).await;
+    echoes(&mut idle, b"before").await;
+    proxy.forget();
+    echoes(&mut connect(&proxy).await, b"new").await;
+    idle.write_all(b"lost").await.unwrap();
+    hears_nothing(&mut idle).await;
+    assert_eq!((proxy.counts().swallowed, proxy.counts().open), (4, 1));
+    drop(idle);
+    proxy.cut(End::Fin);
+    until("nothing is left of it", || proxy.counts().open == 0).await;
+}
+
+#[tokio::test]
 async fn what_is_delayed_is_held_and_swallowed_too() {
     let proxy = FaultProxy::before(echo().await, 1).await;
     let mut stream = connect(&proxy).await;

@@ -20,8 +20,9 @@ use cosky::{Cosky, HttpRegistry, Instance, LiveView, NamespaceClient, Registrati
 use cosky_core::{Metadata, MetadataPatch, Namespace, Registry as _, ServiceId, account::ROOT};
 use cosky_testkit::{
     process::CoskyServer,
-    proxy::{End, FaultProxy, Way},
+    proxy::{End, FaultProxy},
 };
+use futures_util::future::try_join_all;
 use plan::{Fault, Round, Sight, TTL, plan};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use tokio::{
@@ -48,6 +49,8 @@ struct World {
     proxies: [FaultProxy; 2],
     /// The server, past the proxies.
     direct: watch::Sender<Arc<HttpRegistry>>,
+    /// All that go through them.
+    clients: Vec<Cosky>,
     provider: NamespaceClient,
     beater: Registration,
     /// Whether the beater has to be in every list.
@@ -113,7 +116,9 @@ impl World {
             FaultProxy::before(server.address(), seed).await,
         ];
         let connect = |proxy: &FaultProxy| Cosky::connect(proxy.url()).login(ROOT, server.password());
-        let provider = connect(&proxies[0]).await.unwrap().namespace(NS).unwrap();
+        // A goodbye that nobody hears goes on in the background; the rounds need not wait for it.
+        let mut clients = vec![connect(&proxies[0]).close_timeout(NOTICED).await.unwrap()];
+        let provider = clients[0].namespace(NS).unwrap();
         let beater = provider.register(Instance::http("stock", "10.0.0.5", 1).ttl(TTL)).await.unwrap();
         let steady = Arc::new(AtomicBool::new(true));
         let id = beater.id().as_str();
@@ -123,7 +128,9 @@ impl World {
         for (who, wary) in [("the patient view", false), ("the wary view", true)] {
             let connect = connect(&proxies[1]);
             let connect = if wary { connect.silence_timeout(SILENCE) } else { connect };
-            let view = connect.await.unwrap().namespace(NS).unwrap().discover("stock").await.unwrap();
+            let client = connect.await.unwrap();
+            let view = client.namespace(NS).unwrap().discover("stock").await.unwrap();
+            clients.push(client);
             let witness = Witness::new(who, id, &steady);
             let look = follow(view.clone(), witness.clone());
             consumers.push(Consumer {
@@ -143,6 +150,7 @@ impl World {
             server,
             proxies,
             direct,
+            clients,
             provider,
             beater,
             steady,
@@ -196,7 +204,7 @@ impl World {
         // From here on nobody writes, so that no later event can hide one that was lost.
         let quiet = self.quiet.clone().lock_owned().await;
         self.end().await;
-        let lost = matches!(fault, Fault::Swallow(Way::Down | Way::Both));
+        let lost = fault.loses_streams();
         let took = self.converge(|consumer| consumer.wary || !lost, CONVERGES).await;
         println!(
             "  converged {took:?} after the end of the fault, which lasted {:?}",
@@ -228,6 +236,10 @@ impl World {
     }
 
     async fn begin(&mut self, fault: Fault) {
+        // Whoever asked for several things at once holds several connections.
+        let registries = self.clients.iter().flat_map(|client| [(); 4].map(|()| client.registry()));
+        let ask = registries.map(async |registry| registry.namespaces().await.map(drop));
+        try_join_all(ask).await.unwrap();
         let (way, flow) = fault.flow();
         for proxy in &self.proxies {
             proxy.set(way, flow);
@@ -241,6 +253,7 @@ impl World {
                     proxy.turn_away(Some(End::Reset));
                     proxy.cut(End::Reset);
                 }
+                Fault::Forget => proxy.forget(),
                 Fault::Refuse => proxy.refuse().await,
                 Fault::Vanish => {
                     proxy.refuse().await;

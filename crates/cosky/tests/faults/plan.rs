@@ -23,6 +23,8 @@ pub(crate) enum Fault {
     Outlast,
     /// Bytes are lost, and with them their connections, of which nobody is told.
     Swallow(Way),
+    /// The network forgets all connections that stand, and tells nobody.
+    Forget,
     /// Bytes are not passed on for a while.
     Hold(Way),
     /// Nobody can connect; what stands stays.
@@ -59,10 +61,15 @@ impl Fault {
     pub(crate) fn sight(self) -> Sight {
         match self {
             Self::Swallow(Way::Up) | Self::Hold(Way::Up) | Self::Refuse => Sight::Clear,
-            Self::Delay { .. } | Self::Cut(_) => Sight::Late,
+            Self::Delay { .. } | Self::Cut(_) | Self::Forget => Sight::Late,
             Self::CutOff(_) | Self::Outlast | Self::Vanish | Self::Kill | Self::Restart => Sight::Lost,
             Self::Swallow(_) | Self::Hold(_) => Sight::Silent,
         }
+    }
+
+    /// Whether streams are lost of which a consumer hears only by their silence, also after the end of the fault.
+    pub(crate) fn loses_streams(self) -> bool {
+        matches!(self, Self::Forget | Self::Swallow(Way::Down | Way::Both))
     }
 
     /// What becomes of bytes meanwhile.
@@ -88,6 +95,7 @@ pub(crate) fn plan(rng: &mut StdRng) -> Vec<Round> {
         Fault::CutOff(End::Reset),
         Fault::Refuse,
         Fault::Vanish,
+        Fault::Forget,
         Fault::Kill,
         Fault::Restart,
     ];
