@@ -89,6 +89,11 @@ impl Metadata {
         self.ends.len() / 2
     }
 
+    /// Bytes of all keys and values.
+    pub fn bytes(&self) -> usize {
+        self.text.len()
+    }
+
     /// Whether there is no entry.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()

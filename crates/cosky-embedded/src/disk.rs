@@ -1,12 +1,6 @@
 //! The file: loading it, one transaction after another, and opening it again after an I/O error.
 
-use std::{
-    collections::BTreeSet,
-    fs::File,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use cosky_core::Error;
 use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
@@ -15,7 +9,7 @@ use crate::{
     Shared,
     batch::{Batch, Effect, unavailable},
     memory::{Gone, Memory, Slot, millis},
-    open::{self, OpenError},
+    open::{self, OpenError, Place},
     row::{Key, Names, Row},
 };
 
@@ -39,18 +33,14 @@ pub(crate) struct Disk {
     failure: Option<Error>,
     /// Rows that a failed transaction touched: what the file says of them is not known.
     dirty: BTreeSet<Key>,
-    /// The directory, and the lock that is held as long as this.
-    directory: Option<(PathBuf, File)>,
+    /// Where it is; nowhere for a test's backend.
+    place: Option<Place>,
 }
 
 impl Disk {
     /// Proves that the file can be written.
-    pub(crate) fn new(
-        database: Database,
-        reopen: Reopen,
-        directory: Option<(PathBuf, File)>,
-    ) -> Result<Self, OpenError> {
-        let path = directory.as_ref().map_or(Path::new(open::BACKEND), |(path, _)| path);
+    pub(crate) fn new(database: Database, reopen: Reopen, place: Option<Place>) -> Result<Self, OpenError> {
+        let path = place.as_ref().map_or(Path::new(open::BACKEND), Place::directory);
         prove_writable(&database).map_err(|error| open::database(path, error))?;
         Ok(Self {
             database: Some(database),
@@ -58,12 +48,29 @@ impl Disk {
             last_attempt: Duration::ZERO,
             failure: None,
             dirty: BTreeSet::new(),
-            directory,
+            place,
         })
     }
 
     pub(crate) fn directory(&self) -> Option<&Path> {
-        self.directory.as_ref().map(|(path, _)| path.as_path())
+        self.place.as_ref().map(Place::directory)
+    }
+
+    /// Whether the files are where they were opened.
+    pub(crate) fn is_in_place(&self) -> bool {
+        self.check_place().is_ok()
+    }
+
+    /// Refuses writes when they would go to a file that is no longer there.
+    fn check_place(&self) -> Result<(), Error> {
+        match self.place.as_ref().and_then(Place::missing) {
+            None => Ok(()),
+            Some(file) => Err(Error::unavailable(format!(
+                "{} was removed or replaced; stop this server, put the data directory back and start again; reads and \
+                 beats go on",
+                file.display()
+            ))),
+        }
     }
 
     /// Whether there is something to put right now, without anybody asking for it.
@@ -86,6 +93,7 @@ impl Disk {
         shared: &Shared,
         work: impl FnOnce(&mut Batch<'_>),
     ) -> Result<Vec<Effect>, Error> {
+        self.check_place()?;
         let now = shared.clock.now();
         if let (None, Some(failure)) = (&self.database, &self.failure)
             && now.saturating_sub(self.last_attempt) < REOPEN_PAUSE

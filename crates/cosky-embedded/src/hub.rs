@@ -27,6 +27,8 @@ pub(crate) type Published = (Option<Namespace>, Arc<Change>);
 pub(crate) struct Hub {
     limits: Limits,
     ring: VecDeque<Published>,
+    /// What the ring's changes weigh together.
+    ring_bytes: usize,
     /// The sequence of the newest change that the ring has let go.
     floor: u64,
     next_watcher: u64,
@@ -79,6 +81,7 @@ impl Hub {
         Self {
             limits,
             ring: VecDeque::new(),
+            ring_bytes: 0,
             floor: 0,
             next_watcher: 0,
             watchers: HashMap::default(),
@@ -190,10 +193,12 @@ impl Hub {
             for id in audience {
                 self.deliver(id, &change);
             }
+            self.ring_bytes += weight(&change);
             self.ring.push_back((namespace, change));
-            if self.ring.len() > self.limits.ring
+            while (self.ring.len() > self.limits.ring || self.ring_bytes > self.limits.ring_bytes)
                 && let Some((_, oldest)) = self.ring.pop_front()
             {
+                self.ring_bytes -= weight(&oldest);
                 self.floor = oldest.index.sequence;
             }
         }
@@ -264,6 +269,14 @@ impl Hub {
         self.watchers.clear();
         self.spaces.clear();
         self.limits.watchers = 0;
+    }
+}
+
+/// Roughly what a change holds: names and the record, and both again as the text that is sent.
+fn weight(change: &Change) -> usize {
+    match &change.event {
+        Event::Instance { instance: Some(instance), .. } => 1024 + 3 * instance.metadata().bytes(),
+        _ => 1024,
     }
 }
 

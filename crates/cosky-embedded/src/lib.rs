@@ -53,8 +53,8 @@ pub struct Options {
     pub default_ttl: Ttl,
     /// What the engine holds at most.
     pub limits: Limits,
-    /// When a thread that only sleeps finds that so much more time has passed than it meant to, the process was stopped or
-    /// the machine suspended: beats could not arrive, so every ephemeral instance gets a full TTL again.
+    /// When the process is stopped or the machine suspended, no beat is taken, so every deadline moves on by as much; after
+    /// more than this, every ephemeral instance gets a full TTL again. [`Duration::MAX`] for a clock that a test moves.
     pub stall_limit: Duration,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
@@ -77,6 +77,8 @@ pub struct Limits {
     pub watcher_queue: usize,
     /// Changes that are kept for watchers that resume or are slow; whoever falls behind it is cut off.
     pub ring: usize,
+    /// Bytes of these changes, their text as it is sent included, roughly.
+    pub ring_bytes: usize,
     /// Marks of deregistered instances; at the limit the one that would end first goes.
     pub gone_marks: usize,
     /// API tokens.
@@ -101,6 +103,7 @@ impl Default for Limits {
             watchers: 50_000,
             watcher_queue: 256,
             ring: 16_384,
+            ring_bytes: 32 << 20,
             gone_marks: 100_000,
             api_tokens: 10_000,
             accounts: 10_000,

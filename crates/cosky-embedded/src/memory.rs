@@ -124,6 +124,14 @@ impl Slot {
         over
     }
 
+    /// Lives so many milliseconds longer, unless it is removed already or lives for ever. Under the write lock.
+    fn postpone(&self, by: u64) {
+        let deadline = self.deadline.load(Ordering::Relaxed);
+        if deadline != NEVER && deadline != DYING {
+            self.deadline.store(deadline + by, Ordering::Relaxed);
+        }
+    }
+
     /// Takes over the life of the slot that this one replaces.
     pub(crate) fn inherit(&self, old: &Self) {
         self.deadline.store(old.deadline.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -321,6 +329,13 @@ impl Memory {
         });
         if let Some(longest) = longest.max() {
             self.protect(longest);
+        }
+    }
+
+    /// Moves every deadline on by so many milliseconds.
+    pub(crate) fn postpone(&mut self, by: u64) {
+        for slot in self.spaces.values().flat_map(|space| space.by_id.values()) {
+            slot.postpone(by);
         }
     }
 

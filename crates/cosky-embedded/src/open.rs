@@ -3,7 +3,7 @@
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io::{self, ErrorKind},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -102,7 +102,8 @@ pub(crate) fn directory(path: &Path, now: Duration) -> Result<(Disk, Memory), Op
         move || guarded(|| builder().open(&file))
     };
     let database = reopen().map_err(|error| database(&file, error))?;
-    Ok((Disk::new(database, Box::new(reopen), Some((path.to_owned(), lock)))?, memory))
+    let place = Place::new(path, lock, &[&file, &path.join(LOCK)]).map_err(|error| system(path, error))?;
+    Ok((Disk::new(database, Box::new(reopen), Some(place))?, memory))
 }
 
 /// Opens or makes a database in a storage backend, and loads what it holds.
@@ -117,6 +118,36 @@ pub(crate) fn backend<B: StorageBackend + Clone>(
     };
     let database = reopen().map_err(|error| self::database(Path::new(BACKEND), error))?;
     Ok((Disk::new(database, Box::new(reopen), None)?, memory))
+}
+
+/// Where an open store is: its directory, the lock on it, and which files these are, whatever their names come to name.
+pub(crate) struct Place {
+    directory: PathBuf,
+    files: Vec<(PathBuf, (u64, u64))>,
+    _lock: File,
+}
+
+impl Place {
+    fn new(directory: &Path, lock: File, files: &[&Path]) -> io::Result<Self> {
+        let files = files.iter().map(|file| Ok((file.to_path_buf(), identity(file)?)));
+        Ok(Self { directory: directory.to_owned(), files: files.collect::<io::Result<_>>()?, _lock: lock })
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Which file was removed or replaced, if one was. What is written to it then is lost when the process ends, and
+    /// another process may have the same directory open.
+    pub(crate) fn missing(&self) -> Option<&Path> {
+        let gone =
+            |(file, known): &&(PathBuf, (u64, u64))| !identity(file).is_ok_and(|found| found == *known);
+        self.files.iter().find(gone).map(|(file, _)| file.as_path())
+    }
+}
+
+fn identity(file: &Path) -> io::Result<(u64, u64)> {
+    fs::metadata(file).map(|file| (file.dev(), file.ino()))
 }
 
 /// Checks every page and reads every row without writing: what cannot be used stays as it is, byte for byte. The two go

@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     thread,
     time::Duration,
@@ -24,7 +24,9 @@ const NONE: u64 = u64::MAX;
 pub(crate) struct Vitals {
     /// When the pulse beat last. It depends on nothing but being scheduled.
     pulse: AtomicU64,
-    stopped: AtomicBool,
+    /// For how long the process did not run, since that was last asked.
+    missed: AtomicU64,
+    /// Of how long a stop it is no longer enough to add the time that was missed.
     stall_limit: u64,
     /// Since when the writer waits for the disk.
     busy_since: AtomicU64,
@@ -33,12 +35,21 @@ pub(crate) struct Vitals {
     refusal: Mutex<Option<String>>,
 }
 
+/// The process did not run for a while, so that beats could not be taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// For so many milliseconds. What was sent meanwhile waits in the sockets.
+    Short(u64),
+    /// So long that clients may have given up and come again later.
+    Long,
+}
+
 impl Vitals {
     pub(crate) fn new(now: Duration, stall_limit: Duration) -> Self {
         Self {
             pulse: AtomicU64::new(millis(now)),
-            stopped: AtomicBool::new(false),
-            stall_limit: millis(PULSE).saturating_add(millis(stall_limit)),
+            missed: AtomicU64::new(0),
+            stall_limit: millis(stall_limit),
             busy_since: AtomicU64::new(NONE),
             disk_free: AtomicU64::new(NONE),
             refusal: Mutex::new(None),
@@ -47,16 +58,21 @@ impl Vitals {
 
     /// Notes that the process runs, or that it did not for a while.
     fn beat(&self, now: u64) {
-        if now.saturating_sub(self.pulse.swap(now, Ordering::AcqRel)) > self.stall_limit {
-            self.stopped.store(true, Ordering::Release);
+        let gap = now.saturating_sub(self.pulse.swap(now, Ordering::AcqRel));
+        if gap > 2 * millis(PULSE) && self.stall_limit != NONE {
+            self.missed.fetch_add(gap, Ordering::AcqRel);
         }
     }
 
-    /// Whether the process was stopped since this was last asked: beats could not arrive then. A pulse that has not
-    /// come back yet tells it as well as one that has.
-    pub(crate) fn take_stopped(&self, now: u64) -> bool {
+    /// What was missed since this was last asked. A pulse that has not come back yet tells it as well as one that has, so
+    /// whoever wakes first after a stop knows of it.
+    pub(crate) fn take_stop(&self, now: u64) -> Option<Stop> {
         self.beat(now);
-        self.stopped.swap(false, Ordering::AcqRel)
+        match self.missed.swap(0, Ordering::AcqRel) {
+            0 => None,
+            missed if missed > self.stall_limit => Some(Stop::Long),
+            missed => Some(Stop::Short(missed)),
+        }
     }
 
     /// The writer begins to wait for the disk.
@@ -114,12 +130,15 @@ mod tests {
     #[test]
     fn a_stop_is_told_once_by_whoever_wakes_first() {
         let vitals = Vitals::new(SECOND, 2 * SECOND);
-        assert!(!vitals.take_stopped(3_000), "two seconds and a pulse are within the limit");
-        assert!(vitals.take_stopped(40_000), "the writer woke first");
+        assert_eq!(vitals.take_stop(1_500), None, "a pulse may be late");
+        assert_eq!(vitals.take_stop(3_500), Some(Stop::Short(2_000)));
+        assert_eq!(vitals.take_stop(40_000), Some(Stop::Long), "the writer woke first");
         vitals.beat(40_001);
-        assert!(!vitals.take_stopped(40_002), "told once");
+        assert_eq!(vitals.take_stop(40_002), None, "told once");
         vitals.beat(80_000);
-        assert!(vitals.take_stopped(80_001), "the pulse woke first");
+        assert_eq!(vitals.take_stop(80_001), Some(Stop::Long), "the pulse woke first");
+        let unlimited = Vitals::new(SECOND, Duration::MAX);
+        assert_eq!(unlimited.take_stop(80_000), None);
     }
 
     #[test]

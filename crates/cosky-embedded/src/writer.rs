@@ -17,12 +17,13 @@ use crate::{
     hub::Published,
     memory::{Slot, millis},
     row::Key,
+    vitals::Stop,
 };
 
 /// How often expiry is looked at when nobody writes.
 const TICK: Duration = Duration::from_millis(250);
-/// How often the disk is measured.
-const MEASURE: Duration = Duration::from_secs(1);
+/// How often the disk is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// Requests that share one commit at most.
 const BATCH: usize = 256;
 /// Instances that one commit removes at most because their beats stopped, when nobody waits for it. A request is
@@ -77,8 +78,8 @@ struct Writer {
     jobs: mpsc::Receiver<Job>,
     /// When each ephemeral instance is looked at next: not later than its deadline, which beats move on.
     due: BinaryHeap<Reverse<Due>>,
-    /// When the disk is measured next.
-    next_measure: Duration,
+    /// When the disk is looked at next.
+    next_look: Duration,
     /// The state that watchers were told last.
     announced: StoreState,
 }
@@ -99,7 +100,7 @@ pub(crate) fn spawn(shared: Arc<Shared>, disk: Disk) -> Result<mpsc::Sender<Job>
         let memory = shared.read();
         (memory.deadlines().map(|(at, slot)| Reverse(Due(at, slot))).collect(), memory.state(now))
     };
-    let writer = Writer { shared, disk, jobs, due, next_measure: Duration::ZERO, announced };
+    let writer = Writer { shared, disk, jobs, due, next_look: Duration::ZERO, announced };
     let thread = std::thread::Builder::new().name("cosky-writer".into());
     let end = End(Arc::clone(&writer.shared));
     let run = move || {
@@ -144,17 +145,20 @@ impl Writer {
         }
     }
 
-    /// When the process was stopped or the machine suspended, beats could not arrive: everything lives a full TTL again.
+    /// While the process is stopped or the machine suspended, no beat can be taken. After a short stop every deadline moves
+    /// on by as much; after a long one everything lives a full TTL again.
     fn notice_stop(&mut self, now: Duration) {
-        if !self.shared.vitals.take_stopped(millis(now)) {
-            return;
+        match self.shared.vitals.take_stop(millis(now)) {
+            None => return,
+            Some(Stop::Short(missed)) => self.shared.write().postpone(missed),
+            Some(Stop::Long) => {
+                tracing::warn!(
+                    "this process was stopped for a while; every ephemeral instance lives one TTL from now"
+                );
+                self.shared.write().grace(millis(now));
+            }
         }
-        tracing::warn!(
-            "this process was stopped for a while; every ephemeral instance lives one TTL from now"
-        );
-        let mut memory = self.shared.write();
-        memory.grace(millis(now));
-        self.due = memory.deadlines().map(|(at, slot)| Reverse(Due(at, slot))).collect();
+        self.due = self.shared.read().deadlines().map(|(at, slot)| Reverse(Due(at, slot))).collect();
     }
 
     /// One transaction: what is due, then `requests`. True when there is more that is due.
@@ -163,10 +167,10 @@ impl Writer {
         self.notice_stop(now);
         self.announce_state(now);
         self.shared.vitals.begin(now);
-        self.measure_disk(now);
+        let tell = self.look_at_disk(now);
         let (own, keys) =
             self.due_effects(millis(now), if requests.is_empty() { EXPIRIES } else { usize::MAX });
-        if !own.is_empty() || !requests.is_empty() || self.disk.needs_repair(now) {
+        if tell || !own.is_empty() || !requests.is_empty() || self.disk.needs_repair(now) {
             let committed = self.disk.transact(&self.shared, |batch| {
                 // A storage failure is kept by the batch and ends it as a whole.
                 for key in &keys {
@@ -191,15 +195,19 @@ impl Writer {
         self.due.peek().is_some_and(|Reverse(Due(at, _))| *at <= millis(now))
     }
 
-    /// Looks how much room the disk has, now and then, here because a disk that hangs hangs who asks.
-    fn measure_disk(&mut self, now: Duration) {
+    /// Looks now and then how much room the disk has and whether the files are still in their place; here, because a disk
+    /// that hangs hangs who asks. True when that has changed whether writes are taken, so that a commit is to tell.
+    fn look_at_disk(&mut self, now: Duration) -> bool {
+        if now < self.next_look {
+            return false;
+        }
+        self.next_look = now + LOOK;
         if let Some(directory) = self.disk.directory()
-            && now >= self.next_measure
             && let Ok(disk) = rustix::fs::statvfs(directory)
         {
-            self.next_measure = now + MEASURE;
             self.shared.vitals.set_disk_free(disk.f_bavail * disk.f_frsize);
         }
+        self.disk.is_in_place() == self.shared.vitals.refusal(now).is_some()
     }
 
     /// Instances whose life is over and marks that are over: what that does to memory, and to which rows.

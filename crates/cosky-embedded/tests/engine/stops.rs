@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use cosky_core::{
-    Accounts as _, Beat, BeatKey, Event, Namespace, Registration, Registry as _, Scope, ServiceId,
+    Accounts as _, Beat, BeatKey, Error, Event, Namespace, Registration, Registry as _, Scope, ServiceId,
     Store as _, StoreState, Ttl,
 };
 use cosky_embedded::{Embedded, Limits, Options};
@@ -39,6 +39,15 @@ async fn count(engine: &Embedded) -> usize {
     engine.instances(&shop(), &order()).await.unwrap().value.len()
 }
 
+/// Lets time pass as it does for a process that runs: in steps that are no stop.
+async fn pass(engine: &Embedded, clock: &ManualClock, time: Duration) {
+    const STEP: Duration = Duration::from_millis(250);
+    for _ in 0..time.as_millis() / STEP.as_millis() {
+        clock.advance(STEP);
+        engine.run_due().await;
+    }
+}
+
 /// Waits for what a thread of the engine does by itself, for a bounded time.
 async fn eventually(mut reached: impl FnMut() -> bool) {
     let patience = tokio::time::Instant::now() + Duration::from_secs(20);
@@ -64,15 +73,32 @@ async fn nobody_expires_because_the_process_was_stopped() {
     assert_eq!(count(&engine).await, 1);
     assert!(matches!(beat(&engine, &instance(1)).await, Beat::Renewed(_)));
 
-    // Within what is no stop, time passes as ever.
-    clock.advance(TTL / 2);
-    engine.run_due().await;
-    clock.advance(TTL / 2);
-    engine.run_due().await;
+    pass(&engine, &clock, TTL).await;
     let told: Vec<_> = watch.by_ref().take(2).map(|change| change.unwrap().event.clone()).collect().await;
     assert_eq!(told[0], Event::State(StoreState::Live));
     assert!(matches!(told[1], Event::Instance { .. }), "it expires one TTL after its last beat: {told:?}");
     assert_eq!(count(&engine).await, 0);
+}
+
+/// P1: a stop shorter than that costs nobody his life either: what was sent meanwhile waits to be read, so every deadline
+/// moves on by as much as was missed, and no further.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_stop_takes_nothing_from_anybody() {
+    let clock = ManualClock::new();
+    let engine = open(&Disk::new(), &clock, Duration::from_secs(2)).await;
+    engine.register(&shop(), &instance(1)).await.unwrap();
+    pass(&engine, &clock, Duration::from_millis(1_250)).await;
+    clock.advance(Duration::from_millis(1_900));
+    engine.run_due().await;
+    assert_eq!(engine.health().state, StoreState::Live);
+    assert!(matches!(beat(&engine, &instance(1)).await, Beat::Renewed(_)), "its beat waited in the socket");
+
+    clock.advance(Duration::from_millis(1_500));
+    engine.run_due().await;
+    pass(&engine, &clock, TTL - Duration::from_millis(250)).await;
+    assert_eq!(count(&engine).await, 1);
+    pass(&engine, &clock, Duration::from_millis(500)).await;
+    assert_eq!(count(&engine).await, 0, "a TTL of running time after its last beat");
 }
 
 /// P2: a slow commit is not a stop: beats arrive meanwhile, so who has none goes.
@@ -87,11 +113,11 @@ async fn a_slow_commit_keeps_nobody_alive() {
         let engine = Arc::clone(&engine);
         async move { engine.add_namespace(&Namespace::new("other").unwrap()).await }
     });
-    // The clock goes on in steps that the pulse can follow, and one of the two beats.
-    for _ in 0..4 {
-        clock.advance(Duration::from_secs(1));
+    // The clock runs no faster than the pulse can follow, and one of the two beats.
+    for _ in 0..20 {
+        clock.advance(Duration::from_millis(200));
         assert!(matches!(beat(&engine, &instance(1)).await, Beat::Renewed(_)));
-        tokio::time::sleep(Duration::from_millis(600)).await;
+        tokio::time::sleep(Duration::from_millis(260)).await;
     }
     assert_eq!(engine.health().state, StoreState::Live);
     disk.heal();
@@ -126,6 +152,52 @@ async fn a_hanging_disk_is_told_of() {
     writing.await.unwrap().unwrap();
     eventually(|| engine.health().refuses_writes.is_none()).await;
     assert_eq!(count(&engine).await, 2);
+}
+
+/// P6: a data directory that is taken away is noticed: what would be written to it would be lost, and another process
+/// could have the same place. Put back, it is used again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_data_directory_taken_away_takes_no_writes() {
+    let root = tempfile::tempdir().unwrap();
+    let (here, away) = (root.path().join("data"), root.path().join("away"));
+    let engine = Embedded::open(Options::new(&here)).await.unwrap();
+    engine.register(&shop(), &instance(1)).await.unwrap();
+    std::fs::rename(&here, &away).unwrap();
+    let refused = engine.register(&shop(), &instance(2)).await;
+    assert!(matches!(&refused, Err(Error::Unavailable { maybe_applied: false, .. })), "{refused:?}");
+    assert!(refused.unwrap_err().to_string().contains("removed or replaced"));
+    assert!(matches!(beat(&engine, &instance(1)).await, Beat::Renewed(_)));
+    let other = Embedded::open(Options::new(&here)).await.unwrap();
+    assert!(matches!(engine.register(&shop(), &instance(2)).await, Err(Error::Unavailable { .. })));
+    other.close().await;
+    std::fs::remove_dir_all(&here).unwrap();
+    std::fs::rename(&away, &here).unwrap();
+    eventually(|| engine.health().refuses_writes.is_none()).await;
+    engine.register(&shop(), &instance(2)).await.unwrap();
+    std::fs::remove_dir_all(&here).unwrap();
+    eventually(|| engine.health().refuses_writes.is_some()).await;
+}
+
+/// P9: the ring is bounded by what its changes weigh, too.
+#[tokio::test]
+async fn large_changes_are_kept_for_a_shorter_while() {
+    let clock = ManualClock::new();
+    let limits = Limits { ring_bytes: 1 << 20, ..Limits::default() };
+    let options = Options {
+        limits,
+        stall_limit: Duration::MAX,
+        clock: Arc::new(clock.clone()),
+        ..Options::new("unused")
+    };
+    let engine = Embedded::open_backend(Disk::new().file(), options).await.unwrap();
+    engine.register(&shop(), &instance(1)).await.unwrap();
+    let index = engine.services(&shop()).await.unwrap().index;
+    let large = cosky_core::Metadata::new((0..7).map(|key| (key.to_string(), "x".repeat(4096)))).unwrap();
+    for _ in 0..20 {
+        engine.set_metadata(&shop(), &order(), instance(1).id().as_str(), &large).await.unwrap();
+    }
+    let first = engine.watch(&shop(), Scope::All, Some(index)).await.unwrap().next().await.unwrap().unwrap();
+    assert!(matches!(first.event, Event::Snapshot(_)), "{first:?}");
 }
 
 /// P4: a namespace that was emptied and came back does not pass for one in which nothing has changed.
