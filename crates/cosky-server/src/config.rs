@@ -54,6 +54,9 @@ pub struct Limits {
     pub idle: Duration,
     /// How long a request may take, its body included, watches and long polls excepted: 30 seconds; after it 503.
     pub request: Duration,
+    /// How long the body of a request may take to arrive: 10 seconds; after it 408, which says that nothing was
+    /// written. To be less than `request`, which does not tell.
+    pub body: Duration,
     /// How long data that was sent to a client may stay unacknowledged before its connection is cut: 30 seconds.
     pub unacknowledged: Duration,
 }
@@ -86,6 +89,7 @@ impl Default for Limits {
             long_polls: 4_096,
             idle: Duration::from_secs(75),
             request: Duration::from_secs(30),
+            body: Duration::from_secs(10),
             unacknowledged: Duration::from_secs(30),
         }
     }

@@ -1,6 +1,6 @@
 //! The one place that knows status codes.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
 use axum::response::{IntoResponse, Response};
 use cosky_core::{Error, wire::ErrorBody};
@@ -52,6 +52,13 @@ impl ApiError {
     /// 404 `not_found`.
     pub fn not_found(msg: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", msg)
+    }
+
+    /// 408 `request_timeout`: the body did not come within `limit`, and nothing was written. Ends the connection, since
+    /// the rest of the body would be taken for the next request.
+    pub fn request_timeout(limit: Duration) -> Self {
+        let msg = format!("the body did not arrive within {} s; nothing was written", limit.as_secs_f64());
+        Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", msg)
     }
 
     /// 410 `gone`.
@@ -162,6 +169,9 @@ impl IntoResponse for ApiError {
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::REQUEST_TIMEOUT {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

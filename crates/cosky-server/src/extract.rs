@@ -11,8 +11,9 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header, request::Parts};
 use percent_encoding::percent_decode_str;
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::time::timeout;
 
-use crate::{ApiError, Caller};
+use crate::{ApiError, AppState, Caller};
 
 /// A JSON body, in both directions.
 #[derive(Debug, Clone, Copy)]
@@ -30,25 +31,29 @@ pub struct Path<T>(pub T);
 #[derive(Debug, Clone, Copy)]
 pub struct Query<T>(pub T);
 
-impl<S: Send + Sync> FromRequest<S> for JsonBytes {
+impl FromRequest<AppState> for JsonBytes {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         if !is_json(request.headers()) {
             let msg = "the body must come with Content-Type: application/json";
             return Err(ApiError::unsupported_media_type(msg));
         }
-        Bytes::from_request(request, state).await.map(Self).map_err(|rejection| match rejection.status() {
+        // No handler runs before its body is here, so whoever is too slow can be told that nothing was written.
+        let limit = state.config.limits.body;
+        let body = timeout(limit, Bytes::from_request(request, state)).await;
+        let body = body.map_err(|_| ApiError::request_timeout(limit))?;
+        body.map(Self).map_err(|rejection| match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => ApiError::too_large("the body is larger than the server takes"),
             _ => ApiError::invalid_body(rejection.body_text()),
         })
     }
 }
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
+impl<T: DeserializeOwned> FromRequest<AppState> for Json<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let JsonBytes(bytes) = JsonBytes::from_request(request, state).await?;
         let axum::Json(body) = axum::Json::from_bytes(&bytes)
             .map_err(|rejection| ApiError::invalid_body(rejection.body_text()))?;

@@ -22,7 +22,7 @@ use http_body::Body as _;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
 use tokio::{
-    io::AsyncWriteExt as _,
+    io::{AsyncWriteExt as _, ReadBuf},
     net::{
         TcpStream,
         tcp::{ReadHalf, WriteHalf},
@@ -41,9 +41,11 @@ pub(crate) struct Handover {
     offered: Mutex<Option<Stream>>,
     /// Whether hyper holds bytes of earlier answers that are not in the socket yet.
     unwritten: AtomicBool,
+    /// Whether the request that is being answered is a long poll.
+    waiting: AtomicBool,
 }
 
-/// A socket that notes whether hyper has written all that it holds.
+/// A socket that notes whether hyper has written all that it holds, and whether the client goes during a long poll.
 pub(crate) struct Watched {
     io: TokioIo<TcpStream>,
     handover: Arc<Handover>,
@@ -67,6 +69,12 @@ impl Handover {
         if self.unwritten.load(Ordering::Relaxed) { None } else { self.offered().take() }
     }
 
+    /// Says whether a long poll is being answered. Of a client that closes its side during one it is taken that it has
+    /// gone, as with a stream: most that go do just that, and their place is for others. The connection ends then.
+    pub(crate) fn wait_for_change(&self, waits: bool) {
+        self.waiting.store(waits, Ordering::Relaxed);
+    }
+
     fn offered(&self) -> std::sync::MutexGuard<'_, Option<Stream>> {
         self.offered.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -80,6 +88,16 @@ impl Watched {
     pub(crate) fn into_inner(self) -> TcpStream {
         self.io.into_inner()
     }
+
+    /// Fails once the client has closed its side; until then it wakes the connection when that happens. Where a further
+    /// request stands in the way, it is not noticed.
+    fn check_there(&self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.io.inner().poll_peek(cx, &mut ReadBuf::new(&mut [0])) {
+            Poll::Ready(Ok(0)) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Ready(Err(error)) => Err(error),
+            Poll::Ready(Ok(_)) | Poll::Pending => Ok(()),
+        }
+    }
 }
 
 impl Read for Watched {
@@ -92,7 +110,8 @@ impl Read for Watched {
     }
 }
 
-/// hyper flushes when it has written everything, and not before.
+/// hyper flushes when it has written everything, and not before: each time that it is polled, also while it waits for an
+/// answer.
 impl Write for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.handover.unwritten.store(true, Ordering::Relaxed);
@@ -114,6 +133,9 @@ impl Write for Watched {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.handover.unwritten.store(false, Ordering::Relaxed);
+        if self.handover.waiting.load(Ordering::Relaxed) {
+            self.check_there(cx)?;
+        }
         Pin::new(&mut self.io).poll_flush(cx)
     }
 

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use cosky_core::wire::VERSION;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version, header};
 use tower::ServiceBuilder;
 use tower_http::{
     catch_panic::CatchPanicLayer,
@@ -59,7 +59,7 @@ async fn frame(State(state): State<Frame>, mut request: Request, next: Next) -> 
     let started = Instant::now();
     let id = request_id(request.headers());
     let method = method_label(request.method());
-    let long_poll = request.method() == Method::GET && asks_to_wait(request.uri().query());
+    let long_poll = asks_to_wait(&request);
     let route = request.extensions().get::<MatchedPath>().map(|path| Arc::<str>::from(path.as_str()));
     let logged =
         if tracing::enabled!(tracing::Level::DEBUG) { Some(named(&mut request).await) } else { None };
@@ -149,6 +149,7 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
 /// What is refused whatever the route is.
 fn check(request: &Request, config: &Config) -> Result<(), ApiError> {
     check_size(request, &config.limits)?;
+    check_host(request)?;
     if config.auth { Ok(()) } else { local::check(request.headers()) }
 }
 
@@ -169,13 +170,26 @@ fn check_size(request: &Request, limits: &Limits) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Whoever speaks HTTP/1.1 names the host, once (RFC 9112, section 3.2).
+fn check_host(request: &Request) -> Result<(), ApiError> {
+    let mut hosts = request.headers().get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (None, _) if request.version() >= Version::HTTP_11 => {
+            Err(ApiError::invalid("Host", "must be sent with HTTP/1.1"))
+        }
+        (_, Some(_)) => Err(ApiError::invalid("Host", "must not be sent more than once")),
+        _ => Ok(()),
+    }
+}
+
 fn too_slow(limits: &Limits) -> ApiError {
     ApiError::outcome_unknown(format!("the request took longer than {} s", limits.request.as_secs_f64()))
 }
 
-/// Whether a query asks for a long poll. Its route bounds it; nothing is read from a GET's body meanwhile.
-fn asks_to_wait(query: Option<&str>) -> bool {
-    query.is_some_and(|query| query.split('&').any(|pair| pair.starts_with("wait=")))
+/// Whether a request is a long poll. Its route bounds it; nothing is read from a GET's body meanwhile.
+pub(crate) fn asks_to_wait<B>(request: &Request<B>) -> bool {
+    let asks = |query: &str| query.split('&').any(|pair| pair.starts_with("wait="));
+    request.method() == Method::GET && request.uri().query().is_some_and(asks)
 }
 
 /// The namespace and the service that the path names, decoded.

@@ -85,6 +85,7 @@ pub(crate) fn complete(document: &mut OpenApi) {
         let refusals = [
             ("401", !open, "`unauthorized`: no credential came, or one that is not good any more"),
             ("403", !open, "`forbidden`: the credential is good, the right is missing"),
+            ("408", body, "`request_timeout`: the body did not arrive in time; nothing was written"),
             ("413", body, "`too_large`: the body or a value is larger than its limit"),
             ("415", body, "`unsupported_media_type`: the body is not sent as `application/json`"),
             ("500", true, "`internal`: a fault of the server; its log tells more"),

@@ -24,7 +24,7 @@ use crate::{
     app::app_with,
     handover::{Handover, Stream, Watched},
     metrics::{Counted, Cut},
-    scrape,
+    middleware, scrape,
 };
 
 /// Bytes that a connection buffers in each direction, and so the largest head that is read at all. What is between our
@@ -139,6 +139,9 @@ fn builder(limits: &Limits) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         .timer(TokioTimer::new())
+        // A client may close its side as soon as it has asked (`nc -N`), and gets its answer. Who has gone while a
+        // stream or a long poll lasts is noticed by `handover`.
+        .half_close(true)
         .header_read_timeout(limits.idle)
         .max_buf_size(BUFFER_BYTES.max(2 * limits.header_bytes));
     builder
@@ -222,7 +225,9 @@ fn service(
         let (router, handover) = (router.clone(), Arc::clone(&handover));
         async move {
             let (method, version) = (request.method().clone(), request.version());
+            handover.wait_for_change(middleware::asks_to_wait(&request));
             let response = router.oneshot(request).await?;
+            handover.wait_for_change(false);
             Ok(handover.pass(&method, version, response).await)
         }
     })

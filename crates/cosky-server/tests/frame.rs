@@ -9,6 +9,7 @@ use http_body_util::BodyExt as _;
 use serde_json::json;
 use std::{io::Read as _, sync::Arc};
 use support::{PASSWORD, Server, Setup};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tower::ServiceExt as _;
 
 #[tokio::test]
@@ -66,6 +67,30 @@ async fn heads_and_bodies_have_limits() {
     client.get("/v1/namespaces/%ff/services").await.refused(400, "invalid_argument", "path");
 }
 
+/// RFC 9112, section 3.2.
+#[tokio::test]
+async fn http_1_1_names_its_host_once() {
+    let server = Setup::new().auth().start().await;
+    for (head, status) in [
+        ("GET /livez HTTP/1.1\r\n", 400),
+        ("GET http://localhost/livez HTTP/1.1\r\n", 400),
+        ("GET /livez HTTP/1.1\r\nHost: a\r\nHost: a\r\n", 400),
+        ("GET /livez HTTP/1.1\r\nHost:\r\n", 200),
+        ("GET /livez HTTP/1.0\r\n", 200),
+    ] {
+        let mut connection = tokio::net::TcpStream::connect(server.address).await.unwrap();
+        connection.write_all(format!("{head}Connection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        connection.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer.split(' ').nth(1), Some(&*status.to_string()), "{head:?}: {answer}");
+        assert_eq!(
+            answer.contains("\"code\":\"invalid_argument\",\"msg\":\"Host: "),
+            status == 400,
+            "{answer}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn other_origins_may_ask_but_bring_no_cookies() {
     let server = Setup::new().auth().start().await;
@@ -120,8 +145,8 @@ async fn without_authentication_a_rebound_name_opens_nothing() {
         client.host = host.to_owned();
         client.get("/livez").await.expect(200);
         client.send("GET", "/livez", &[("Host", "evil.example")], b"").await.refused(
-            403,
-            "forbidden",
+            400,
+            "invalid_argument",
             "Host",
         );
         for origin in ["http://evil.example", "https://localhost.evil.example", "null", ""] {

@@ -45,7 +45,7 @@ impl Fixture {
 
     /// Answers of health routes come from memory: the first poll has them.
     fn get(&self, path: &str) -> (u16, Value, Response<()>) {
-        let request = Request::get(path).body(Body::empty()).unwrap();
+        let request = Request::get(path).header("Host", "a").body(Body::empty()).unwrap();
         let answer = async {
             let (parts, body) = self.router.clone().oneshot(request).await.unwrap().into_parts();
             (parts, body.collect().await.unwrap().to_bytes())

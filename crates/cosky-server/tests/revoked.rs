@@ -38,7 +38,8 @@ impl Server {
     }
 
     async fn ask(&self, method: &str, path: &str, token: &str, body: &Value) -> (StatusCode, Body) {
-        let request = Request::builder().method(method).uri(path).header("Content-Type", "application/json");
+        let request = Request::builder().method(method).uri(path).header("Host", "a");
+        let request = request.header("Content-Type", "application/json");
         let request = request.header("Authorization", token).body(Body::from(body.to_string())).unwrap();
         let answer = self.router.clone().oneshot(request).await.unwrap();
         (answer.status(), answer.into_body())
@@ -142,7 +143,8 @@ async fn a_long_poll_is_not_answered_to_a_revoked_api_token() {
     let root = server.login().await;
     let [id, secret] = server.api_token(&root).await;
     let path = format!("{NS}/services/order/instances");
-    let request = Request::get(&path).header("Authorization", &secret).body(Body::empty()).unwrap();
+    let request = Request::get(&path).header("Host", "a");
+    let request = request.header("Authorization", &secret).body(Body::empty()).unwrap();
     let answer = server.router.clone().oneshot(request).await.unwrap();
     let index = answer.headers()["x-cosky-index"].to_str().unwrap();
     let path = format!("{path}?wait=60s&index={index}");

@@ -21,6 +21,9 @@ use tokio::{
     task::JoinHandle,
 };
 
+/// How long anything may take before a test fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+
 /// A server with a route that answers when it is told to.
 struct Slow {
     address: std::net::SocketAddr,
@@ -192,12 +195,139 @@ async fn a_request_that_takes_too_long_is_answered_503() {
     let answer = client.get("/slow").await;
     assert!(answer.header("retry-after").is_some());
     answer.refused(503, "outcome_unknown", "longer than 0.1 s");
+}
 
-    // A body that does not come is no reason to wait either, and its connection is not used again.
+/// Once the rest was awaited for as long as a request may take, and the answer was 503 `outcome_unknown`.
+#[tokio::test]
+async fn a_body_that_does_not_arrive_is_answered_408_and_nothing_is_written() {
+    let mut setup = Setup::new();
+    setup.config.limits.body = Duration::from_millis(200);
+    let server = setup.start().await;
+    let body = support::instance("10.0.0.1", 80).to_string();
+    let path = format!("{NS}/services/order/instances");
+    let head = format!("PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
+    for rest in [
+        format!("Content-Length: {}\r\n\r\n", body.len()),
+        format!("Content-Length: {}\r\n\r\n{body}", body.len() + 1),
+        format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n", body.len()),
+        format!("Transfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}", body.len() + 1),
+    ] {
+        let mut connection = TcpStream::connect(server.address).await.unwrap();
+        connection.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
+        let answer = everything(&mut connection).await;
+        assert!(answer.starts_with("HTTP/1.1 408 "), "{rest:?}: {answer}");
+        let lower = answer.to_ascii_lowercase();
+        assert!(lower.contains("\r\nconnection: close\r\n"), "its rest is no next request: {answer}");
+        assert!(answer.contains("\"code\":\"request_timeout\"") && answer.contains("0.2 s"), "{answer}");
+    }
+    // A client that drips is as slow as one that stops.
+    let connection = TcpStream::connect(server.address).await.unwrap();
+    let (mut reader, mut writer) = connection.into_split();
+    let dripping = tokio::spawn(async move {
+        let head = format!("{head}Content-Length: 100000\r\n\r\n");
+        writer.write_all(head.as_bytes()).await.unwrap();
+        while writer.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let mut status = [0; 13];
+    let read = tokio::time::timeout(PATIENCE, reader.read_exact(&mut status)).await.expect("an answer");
+    read.unwrap();
+    assert_eq!(&status, b"HTTP/1.1 408 ");
+    drop(reader);
+    dripping.await.unwrap();
+    let list = server.client().await.get(&path).await.expect(200);
+    assert_eq!(list.value(), json!([]), "nothing was written");
+}
+
+/// As `printf … | nc -N` does. Once it got an end without an answer, though what it asked for was done.
+#[tokio::test]
+async fn a_client_that_closes_its_side_after_asking_gets_its_answer() {
+    let server = Slow::start(open()).await;
+    for body in [&support::instance("10.0.0.1", 80).to_string(), "{"] {
+        let mut connection = TcpStream::connect(server.address).await.unwrap();
+        let length = body.len();
+        let request = format!(
+            "PUT {NS}/services/order/instances HTTP/1.1\r\nHost: localhost\r\n\
+             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+        );
+        connection.write_all(request.as_bytes()).await.unwrap();
+        connection.shutdown().await.unwrap();
+        let answer = everything(&mut connection).await;
+        let status = if length > 1 { "200" } else { "400" };
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+    }
+    // Also when the answer takes a while, and the server drains meanwhile; then nothing is left to wait for.
     let mut connection = TcpStream::connect(server.address).await.unwrap();
-    let head = "POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n";
-    connection.write_all(head.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
+    connection.write_all(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    connection.shutdown().await.unwrap();
+    server.entered.notified().await;
+    server.stop.send(()).unwrap();
+    while TcpStream::connect(server.address).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+    server.go_on.notify_one();
+    let answer = everything(&mut connection).await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.ends_with("done"), "{answer}");
+    let begun = Instant::now();
+    server.served.await.unwrap().unwrap();
+    assert!(begun.elapsed() < Config::default().shutdown_grace, "no connection is left");
+}
+
+#[tokio::test]
+async fn half_a_body_and_no_more_is_refused_and_half_a_head_is_not_answered() {
+    let server = Server::start().await;
+    let head = format!("PUT {NS}/services/order/instances HTTP/1.1\r\nHost: localhost\r\n");
+    let body = "Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{\"schema\":";
+    for (request, begin) in [(head.clone(), ""), (head + body, "HTTP/1.1 400 ")] {
+        let mut connection = TcpStream::connect(server.address).await.unwrap();
+        connection.write_all(request.as_bytes()).await.unwrap();
+        connection.shutdown().await.unwrap();
+        let answer = everything(&mut connection).await;
+        assert!(answer.starts_with(begin) && answer.is_empty() == begin.is_empty(), "{answer}");
+    }
+}
+
+/// The place of a watcher or a long poll is for others as soon as its client has closed its side.
+#[tokio::test]
+async fn who_leaves_while_waiting_gives_its_place_up() {
+    let mut setup = Setup::new();
+    (setup.config.limits.watchers, setup.config.limits.long_polls) = (1, 1);
+    let server = setup.start().await;
+    let mut client = server.client().await;
+    let list = format!("{NS}/services/order/instances");
+    let index = client.get(&list).await.expect(200).header("x-cosky-index").unwrap().to_owned();
+    let poll = format!("{list}?wait=60s&index={index}");
+    for (path, gauge) in [(format!("{NS}/watch"), "cosky_watchers"), (poll, "cosky_long_polls")] {
+        for only_its_side in [true, false] {
+            let mut leaving = TcpStream::connect(server.address).await.unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+            leaving.write_all(request.as_bytes()).await.unwrap();
+            shows(&mut client, &format!("{gauge} 1")).await;
+            if only_its_side {
+                leaving.shutdown().await.unwrap();
+                everything(&mut leaving).await;
+            }
+            drop(leaving);
+            shows(&mut client, &format!("{gauge} 0")).await;
+        }
+    }
+}
+
+/// What comes until the server closes the connection.
+async fn everything(connection: &mut TcpStream) -> String {
+    let mut all = String::new();
+    let read = tokio::time::timeout(PATIENCE, connection.read_to_string(&mut all));
+    read.await.expect("the connection ends in time").unwrap();
+    all
+}
+
+/// Waits until the metrics have this line.
+async fn shows(client: &mut Client, line: &str) {
+    let shown = async {
+        while !client.get("/metrics").await.expect(200).text().lines().any(|shown| shown == line) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, shown).await.unwrap_or_else(|_| panic!("{line}"));
 }

@@ -107,6 +107,8 @@ pub(crate) fn refusal(answer: &Answer) -> Error {
         401 => Error::Unauthorized { reason: body.reason.unwrap_or(msg) },
         403 => Error::Forbidden { reason: body.reason.unwrap_or(msg) },
         404 => Error::NotFound { what: before(msg, " does not exist") },
+        // The body was on its way for too long, so the server did nothing.
+        408 => Error::unavailable(msg),
         409 => Error::Conflict { reason: msg },
         410 => Error::Gone { what: before(msg, " was deregistered") },
         413 => {
@@ -254,6 +256,7 @@ mod tests {
             (401, Error::Unauthorized { reason: "Token Expired".into() }),
             (403, Error::Forbidden { reason: "Implicit Deny".into() }),
             (404, Error::NotFound { what: "instance a@http#h#1".into() }),
+            (408, Error::unavailable("the body did not arrive within 10 s; nothing was written")),
             (409, Error::Conflict { reason: "has live instances".into() }),
             (410, Error::Gone { what: "instance a@http#h#1".into() }),
             (413, Error::TooLarge { field: "metadata.x".into(), limit: 4096 }),
