@@ -43,7 +43,7 @@ impl Accounts for Embedded {
     async fn add_account(&self, user: &UserName, password_hash: &str) -> Result<bool> {
         let (user, password_hash) = (user.clone(), password_hash.to_owned());
         self.write(move |batch| {
-            if batch.get(&Key::Account(user.clone()))?.is_some() {
+            if batch.has(&Key::Account(user.clone()))? {
                 return Ok(false);
             }
             let count = batch.memory.accounts.len() + batch.growth.accounts;
@@ -98,7 +98,7 @@ impl Accounts for Embedded {
         let token_id = token_id.to_owned();
         self.write(move |batch| {
             let key = Key::UsedRefresh(token_id.clone());
-            if batch.get(&key)?.is_some() {
+            if batch.has(&key)? {
                 return Ok(false);
             }
             forget_expired(batch)?;

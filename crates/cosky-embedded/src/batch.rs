@@ -102,32 +102,36 @@ impl<'t> Batch<'t> {
         self.effects.push(effect);
     }
 
-    /// The value of a row.
+    /// Whether there is such a row.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; the whole batch has failed then.
-    pub(crate) fn get(&mut self, key: &Key) -> Result<Option<Vec<u8>>> {
-        let value = self.rows.get(key.text().as_str()).map(|value| value.map(|value| value.value().to_vec()));
+    pub(crate) fn has(&mut self, key: &Key) -> Result<bool> {
+        self.get(&key.text()).map(|value| value.is_some())
+    }
+
+    fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>> {
+        let value = self.rows.get(key).map(|value| value.map(|value| value.value().to_vec()));
         value.map_err(|error| self.fail(error))
     }
 
     /// A row, decoded.
     ///
     /// # Errors
-    /// As [`Batch::get`], and [`Error::Corrupt`].
+    /// As [`Batch::has`], and [`Error::Corrupt`].
     pub(crate) fn row(&mut self, key: &Key) -> Result<Option<Row>> {
-        let Some(value) = self.get(key)? else { return Ok(None) };
-        Row::read(&key.text(), &value, &mut Names::default())
-            .map(Some)
-            .map_err(|reason| Error::Corrupt { reason })
+        let key = key.text();
+        let Some(sealed) = self.get(&key)? else { return Ok(None) };
+        Row::read(&key, &sealed, &mut Names::default()).map(Some).map_err(|reason| Error::Corrupt { reason })
     }
 
     /// Writes a row.
     ///
     /// # Errors
-    /// As [`Batch::get`].
+    /// As [`Batch::has`].
     pub(crate) fn put(&mut self, key: Key, value: &[u8]) -> Result<()> {
-        let written = self.rows.insert(key.text().as_str(), value).map(|_| ());
+        let text = key.text();
+        let written = self.rows.insert(text.as_str(), row::seal(&text, value).as_slice()).map(|_| ());
         self.touched.insert(key);
         written.map_err(|error| self.fail(error))
     }
@@ -135,7 +139,7 @@ impl<'t> Batch<'t> {
     /// Deletes a row; false when it was not there.
     ///
     /// # Errors
-    /// As [`Batch::get`].
+    /// As [`Batch::has`].
     pub(crate) fn delete(&mut self, key: Key) -> Result<bool> {
         let removed = self.rows.remove(key.text().as_str()).map(|old| old.is_some());
         self.touched.insert(key);
@@ -145,7 +149,7 @@ impl<'t> Batch<'t> {
     /// Up to `limit` keys that begin with `prefix`.
     ///
     /// # Errors
-    /// As [`Batch::get`].
+    /// As [`Batch::has`].
     pub(crate) fn keys(&mut self, prefix: &str, limit: usize) -> Result<Vec<String>> {
         let mut keys = Vec::new();
         let scan = |rows: &Table<'_, &'static str, &'static [u8]>, keys: &mut Vec<String>| {
@@ -165,7 +169,7 @@ impl<'t> Batch<'t> {
     /// Makes rows that failed transactions touched what memory says they are.
     ///
     /// # Errors
-    /// As [`Batch::get`].
+    /// As [`Batch::has`].
     pub(crate) fn reconcile(&mut self, keys: &BTreeSet<Key>) -> Result<()> {
         for key in keys {
             match self.memory.row(key) {
@@ -181,7 +185,7 @@ impl<'t> Batch<'t> {
     /// Forgets a mark of a deregistered instance.
     ///
     /// # Errors
-    /// As [`Batch::get`].
+    /// As [`Batch::has`].
     pub(crate) fn unmark(&mut self, namespace: Namespace, instance: InstanceId) -> Result<()> {
         self.effect(Effect::Unmark(namespace.clone(), instance.clone()));
         self.delete(Key::Gone(namespace, instance)).map(|_| ())

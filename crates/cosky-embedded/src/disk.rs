@@ -3,7 +3,10 @@
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use cosky_core::Error;
-use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{
+    AccessGuard, Database, DatabaseError, ReadableDatabase, ReadableTable, ReadableTableMetadata,
+    StorageError, TableDefinition,
+};
 
 use crate::{
     Shared,
@@ -115,6 +118,19 @@ impl Disk {
         Err(failure)
     }
 
+    /// Notes in the file that it is closed in order, when it is as it should be.
+    pub(crate) fn close(mut self) {
+        let Some(database) = self.database.take().filter(|_| self.dirty.is_empty()) else { return };
+        let closed = || -> Result<(), redb::Error> {
+            let transaction = database.begin_write()?;
+            transaction.open_table(META)?.insert("closed", 1)?;
+            Ok(transaction.commit()?)
+        };
+        if let Err(error) = closed() {
+            tracing::warn!(%error, "the data file could not be closed in order; the next start checks it whole");
+        }
+    }
+
     fn attempt(
         &mut self,
         shared: &Shared,
@@ -156,26 +172,63 @@ pub(crate) fn load(database: &Database, path: &Path, now: Duration) -> Result<Me
         Some(_) => {}
     }
     let now = millis(now);
-    let read = |memory: &mut Memory| -> Result<Option<String>, redb::Error> {
-        let rows = database.begin_read()?.open_table(ROWS)?;
-        let mut names = Names::default();
-        for row in rows.iter()? {
-            let (key, value) = row?;
-            match Row::read(key.value(), value.value(), &mut names) {
-                Ok(row) => take(memory, row, now),
-                Err(reason) => {
-                    return Ok(Some(format!("row {:?}: {reason}", key.value().replace('\0', " "))));
-                }
-            }
-        }
-        Ok(None)
-    };
-    match read(&mut memory) {
+    match read(database, &mut memory, now) {
         Ok(None) => memory.grace(now),
         Ok(Some(reason)) => return Err(OpenError::Corrupt { reason }),
         Err(error) => return Err(open::database(path, error)),
     }
     Ok(memory)
+}
+
+/// Reads all rows, the first half here and the second half on a thread of its own. What is wrong with one is returned.
+fn read(database: &Database, memory: &mut Memory, now: u64) -> Result<Option<String>, redb::Error> {
+    let rows = database.begin_read()?.open_table(ROWS)?;
+    let all = usize::try_from(rows.len()?).unwrap_or(usize::MAX);
+    let first = all / 2;
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| {
+            let mut read = Vec::new();
+            let bad = decode(rows.iter()?.rev(), all - first, |row| read.push(row))?;
+            Ok::<_, redb::Error>((read, bad))
+        });
+        let bad = decode(rows.iter()?, first, |row| take(memory, row, now))?;
+        // A panic over a damaged page goes on to whoever guards against that.
+        let (second, also_bad) = second.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        second.into_iter().rev().for_each(|row| take(memory, row, now));
+        Ok(bad.or(also_bad))
+    })
+}
+
+/// Hands on so many rows, or stops at the first that is bad and says what is wrong.
+fn decode<'a>(
+    rows: impl Iterator<
+        Item = Result<(AccessGuard<'a, &'static str>, AccessGuard<'a, &'static [u8]>), StorageError>,
+    >,
+    count: usize,
+    mut found: impl FnMut(Row),
+) -> Result<Option<String>, redb::Error> {
+    let mut names = Names::default();
+    let mut left = count;
+    for row in rows.take(count) {
+        let (key, value) = row?;
+        match Row::read(key.value(), value.value(), &mut names) {
+            Ok(row) => found(row),
+            Err(reason) => return Ok(Some(format!("row {:?}: {reason}", key.value().replace('\0', " ")))),
+        }
+        left -= 1;
+    }
+    Ok((left > 0).then(|| format!("{left} rows are missing")))
+}
+
+/// Whether the file was closed in order: then its pages are as they were written, and the rows' own checksums tell what
+/// has changed since. Otherwise every page is to be checked.
+pub(crate) fn was_closed(database: &Database) -> Result<bool, redb::Error> {
+    let transaction = database.begin_read()?;
+    match transaction.open_table(META) {
+        Ok(meta) => Ok(meta.get("closed")?.is_some_and(|closed| closed.value() == 1)),
+        Err(redb::TableError::TableDoesNotExist(_)) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn format(database: &Database) -> Result<Option<u64>, redb::Error> {
@@ -189,7 +242,10 @@ fn format(database: &Database) -> Result<Option<u64>, redb::Error> {
 
 fn prove_writable(database: &Database) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
-    transaction.open_table(META)?.insert("format", FORMAT)?;
+    let mut meta = transaction.open_table(META)?;
+    meta.insert("format", FORMAT)?;
+    meta.insert("closed", 0)?;
+    drop(meta);
     transaction.open_table(ROWS)?;
     transaction.commit()?;
     Ok(())

@@ -185,6 +185,7 @@ impl Embedded {
         tokio::task::spawn_blocking(move || {
             let now = options.clock.now();
             let (disk, memory) = open(&options, now)?;
+            let vitals = Vitals::new(options.clock.now(), options.stall_limit);
             let shared = Arc::new(Shared {
                 hub: Hub::new(options.limits).into(),
                 memory: memory.into(),
@@ -193,7 +194,7 @@ impl Embedded {
                 limits: options.limits,
                 counters: Counters::default(),
                 logins: accounts::LoginCounters::default(),
-                vitals: Vitals::new(now, options.stall_limit),
+                vitals,
             });
             let path = options.data_dir;
             vitals::spawn(&shared).map_err(|source| OpenError::Io { path, source })?;

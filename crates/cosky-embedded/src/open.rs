@@ -150,8 +150,8 @@ fn identity(file: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(file).map(|file| (file.dev(), file.ino()))
 }
 
-/// Checks every page and reads every row without writing: what cannot be used stays as it is, byte for byte. The two go
-/// side by side, since a large file takes either of them a while.
+/// Reads every row without writing: what cannot be used stays as it is, byte for byte. When the file was not closed in
+/// order, every page is checked side by side with that.
 fn examine(under: impl StorageBackend, path: &Path, now: Duration) -> Result<Memory, OpenError> {
     let under = Arc::new(under);
     let open = |check: bool| {
@@ -159,13 +159,17 @@ fn examine(under: impl StorageBackend, path: &Path, now: Duration) -> Result<Mem
         let open = || builder().set_check_integrity_on_open(check).create_with_backend(overlay);
         guarded(open).map_err(|error| database(path, error))
     };
-    std::thread::scope(|scope| {
-        let checked = scope.spawn(|| open(true).map(drop));
-        let loaded = guarded_load(|| disk::load(&open(false)?, path, now));
-        checked
-            .join()
-            .unwrap_or_else(|_| Err(OpenError::Corrupt { reason: "an assertion failed".into() }))?;
-        loaded
+    guarded_load(|| {
+        let opened = open(false)?;
+        if disk::was_closed(&opened).map_err(|error| database(path, error))? {
+            return disk::load(&opened, path, now);
+        }
+        std::thread::scope(|scope| {
+            let checked = scope.spawn(|| open(true).map(drop));
+            let loaded = disk::load(&opened, path, now);
+            checked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            loaded
+        })
     })
 }
 

@@ -29,7 +29,7 @@ impl Registry for Embedded {
         let namespace = namespace.clone();
         self.write(move |batch| {
             let key = Key::Namespace(namespace.clone());
-            if batch.get(&key)?.is_some() {
+            if batch.has(&key)? {
                 return Ok(false);
             }
             let count = batch.memory.namespaces().len() + batch.growth.namespaces;
@@ -180,7 +180,7 @@ impl Registry for Embedded {
         let (namespace, consumer) = (namespace.clone(), consumer.clone());
         self.write(move |batch| {
             let key = Key::Dependency(namespace.clone(), consumer.clone(), producer.clone());
-            if batch.get(&key)?.is_some() {
+            if batch.has(&key)? {
                 return Ok(());
             }
             let count = batch.memory.dependencies + batch.growth.dependencies;
@@ -248,7 +248,7 @@ fn unlist_namespace(batch: &mut Batch<'_>, namespace: Namespace) -> Result<bool>
 
 /// Whether `service` would be new in the list, and may be added.
 fn check_service(batch: &mut Batch<'_>, namespace: &Namespace, service: &ServiceId) -> Result<bool> {
-    if batch.get(&Key::Service(namespace.clone(), service.clone()))?.is_some() {
+    if batch.has(&Key::Service(namespace.clone(), service.clone()))? {
         return Ok(false);
     }
     batch.check_limit("services", batch.memory.services + batch.growth.services, batch.limits.services)?;

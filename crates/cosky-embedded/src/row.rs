@@ -1,6 +1,7 @@
 //! The rows of the file: keys, and values in postcard form.
 //!
-//! A key is its kind and its names with NUL between them, which no name can hold.
+//! A key is its kind and its names with NUL between them, which no name can hold. A value ends with a checksum of key and
+//! value, so that a row whose bytes have changed on the disk is noticed when it is read.
 
 use cosky_core::{
     ConsumerName, Host, Instance, InstanceId, Metadata, Namespace, Owner, Port, Registration, Schema,
@@ -167,6 +168,27 @@ pub(crate) fn api_token(token: &ApiToken) -> Vec<u8> {
     })
 }
 
+/// Bytes of a row's checksum.
+const CHECKSUM: usize = 4;
+
+/// A value as it stands in the file: with its checksum.
+pub(crate) fn seal(key: &str, value: &[u8]) -> Vec<u8> {
+    [value, &checksum(key, value)].concat()
+}
+
+/// The value without its checksum.
+fn unseal<'a>(key: &str, sealed: &'a [u8]) -> Result<&'a [u8], String> {
+    let (value, found) = sealed.split_last_chunk::<CHECKSUM>().ok_or("it has no checksum")?;
+    if *found == checksum(key, value) { Ok(value) } else { Err("its checksum does not fit".into()) }
+}
+
+fn checksum(key: &str, value: &[u8]) -> [u8; CHECKSUM] {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(key.as_bytes());
+    hasher.update(value);
+    hasher.finalize().to_le_bytes()
+}
+
 /// The value of any row.
 pub(crate) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("rows hold numbers, texts and lists, which all have a postcard form")
@@ -208,7 +230,8 @@ impl Row {
     ///
     /// # Errors
     /// What is wrong with it, in words.
-    pub(crate) fn read(key: &str, value: &[u8], names: &mut Names) -> Result<Self, String> {
+    pub(crate) fn read(key: &str, sealed: &[u8], names: &mut Names) -> Result<Self, String> {
+        let value = unseal(key, sealed)?;
         let rule = |error: cosky_core::Error| error.to_string();
         let mut parts = [""; 5];
         let mut count = 0;

@@ -104,7 +104,8 @@ pub(crate) fn spawn(shared: Arc<Shared>, disk: Disk) -> Result<mpsc::Sender<Job>
     let thread = std::thread::Builder::new().name("cosky-writer".into());
     let end = End(Arc::clone(&writer.shared));
     let run = move || {
-        let closing = writer.run(&runtime);
+        let (disk, closing) = writer.run(&runtime);
+        disk.close();
         drop(end);
         if let Some(done) = closing {
             let _ = done.send(());
@@ -115,8 +116,8 @@ pub(crate) fn spawn(shared: Arc<Shared>, disk: Disk) -> Result<mpsc::Sender<Job>
 }
 
 impl Writer {
-    /// Works until it is asked to close, or nobody is left to ask. Lets go of the file; returns who waits for that.
-    fn run(mut self, runtime: &tokio::runtime::Runtime) -> Option<oneshot::Sender<()>> {
+    /// Works until it is asked to close, or nobody is left to ask. Returns the file, and who waits for its being closed.
+    fn run(mut self, runtime: &tokio::runtime::Runtime) -> (Disk, Option<oneshot::Sender<()>>) {
         let mut busy = false;
         loop {
             let pause = if busy { Duration::ZERO } else { TICK };
@@ -124,7 +125,7 @@ impl Writer {
             let mut closing = None;
             let mut requests = Vec::new();
             let mut next = match waited {
-                Ok(None) => return None,
+                Ok(None) => return (self.disk, None),
                 Ok(Some(job)) => Some(job),
                 Err(_elapsed) => None,
             };
@@ -140,7 +141,7 @@ impl Writer {
             }
             busy = self.step(requests);
             if closing.is_some() {
-                return closing;
+                return (self.disk, closing);
             }
         }
     }
