@@ -1,6 +1,13 @@
 //! What every verb that asks a server has in common: where it is, who asks, and in which form the answer is printed.
 
-use std::{env, ffi::OsStr, path::PathBuf, sync::Arc};
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use clap::Args;
 use cosky::{Access, Cosky, HttpRegistry, NamespaceClient};
@@ -49,6 +56,9 @@ pub(crate) struct OutputArgs {
     pub(crate) output: Format,
 }
 
+/// The most bytes that are read of a file with a token or a password, as in the SDK.
+const SECRET_BYTES: u64 = 64 << 10;
+
 /// What proves who asks.
 enum Credential {
     None,
@@ -75,7 +85,8 @@ impl AddressArgs {
     /// The addresses in their one form, separated by commas.
     ///
     /// # Errors
-    /// [`crate::exit::Usage`] when one is no HTTP address. One that holds a password is refused and not repeated.
+    /// [`crate::exit::Usage`] when one is no HTTP address, or leads below a path, where cosky is not served. One that holds
+    /// a password is refused and not repeated.
     pub(crate) fn checked(&self) -> anyhow::Result<String> {
         let parts = self.addr.split(',').map(str::trim).filter(|part| !part.is_empty());
         let addresses = parts.map(check_address).collect::<anyhow::Result<Vec<_>>>()?;
@@ -92,18 +103,40 @@ fn check_address(text: &str) -> anyhow::Result<String> {
         return Err(usage("COSKY_ADDR or --addr: must not hold a user or password; use cosky login"));
     }
     match reqwest::Url::parse(text) {
-        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => Ok(text.to_owned()),
+        Ok(url) if matches!(url.scheme(), "http" | "https") && url.has_host() => match url.path() {
+            "/" => Ok(text.to_owned()),
+            path => Err(usage(format!(
+                "COSKY_ADDR or --addr: {text:?} must end after host and port, without the path {path:?}"
+            ))),
+        },
         _ => {
             Err(usage(format!("COSKY_ADDR or --addr: {text:?} is no address such as http://127.0.0.1:8080")))
         }
     }
 }
 
+/// Refuses a file that holds no token or password. `setting` is what named it. Only a regular file can be read again when
+/// it changes, and reading a pipe may never end.
+fn check_secret(setting: &str, path: &Path) -> anyhow::Result<()> {
+    let refuse = |reason: &str| usage(format!("{setting}: {} {reason}", path.display()));
+    let unreadable = |error| refuse(&format!("cannot be read: {error}"));
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(refuse("is not a regular file"));
+    }
+    let mut text = String::new();
+    let file = fs::File::open(path).map_err(unreadable)?;
+    file.take(SECRET_BYTES).read_to_string(&mut text).map_err(unreadable)?;
+    if text.trim().is_empty() { Err(refuse("is empty")) } else { Ok(()) }
+}
+
 impl Credential {
     /// What the flag, else the environment, else a login gives.
+    ///
+    /// # Errors
+    /// [`crate::exit::Usage`] when there is half a credential or more than one, or a file that holds none.
     fn find(args: &ServerArgs, addr: &str) -> anyhow::Result<Self> {
         if let Some(file) = &args.token_file {
-            return Ok(Self::TokenFile(file.clone()));
+            return Self::token_file("--token-file", file.clone());
         }
         let text = |name| match env::var(name) {
             Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
@@ -111,20 +144,41 @@ impl Credential {
             Err(env::VarError::NotUnicode(_)) => Err(usage(format!("{name} must be UTF-8"))),
         };
         let path = |name| env::var_os(name).filter(|value| value != OsStr::new("")).map(PathBuf::from);
-        match (text("COSKY_TOKEN")?, path("COSKY_TOKEN_FILE")) {
-            (Some(_), Some(_)) => return Err(usage("set COSKY_TOKEN or COSKY_TOKEN_FILE, not both")),
-            (Some(token), None) => return Ok(Self::Token(token)),
-            (None, Some(file)) => return Ok(Self::TokenFile(file)),
-            (None, None) => {}
+        let token = (text("COSKY_TOKEN")?, path("COSKY_TOKEN_FILE"));
+        let login = (text("COSKY_USER")?, path("COSKY_PASSWORD_FILE"));
+        match (token, login) {
+            ((Some(token), None), (None, None)) => Ok(Self::Token(token)),
+            ((None, Some(file)), (None, None)) => Self::token_file("COSKY_TOKEN_FILE", file),
+            ((None, None), (Some(user), Some(file))) => {
+                check_secret("COSKY_PASSWORD_FILE", &file)?;
+                Ok(Self::Password { user: UserName::new(&user)?, file })
+            }
+            ((None, None), (None, Some(_))) => Err(usage("COSKY_PASSWORD_FILE needs COSKY_USER")),
+            ((None, None), (user, None)) => Self::login(user.as_deref(), addr),
+            _ => Err(usage(
+                "set one credential only: COSKY_TOKEN, COSKY_TOKEN_FILE, or COSKY_USER with COSKY_PASSWORD_FILE",
+            )),
         }
-        match (text("COSKY_USER")?, path("COSKY_PASSWORD_FILE")) {
-            (Some(user), Some(file)) => return Ok(Self::Password { user: UserName::new(&user)?, file }),
-            (None, Some(_)) => return Err(usage("COSKY_PASSWORD_FILE needs COSKY_USER")),
-            (_, None) => {}
-        }
-        match Keyring::find() {
-            Ok(keyring) if keyring.knows(addr)? => Ok(Self::Login(keyring)),
-            _ => Ok(Self::None),
+    }
+
+    fn token_file(setting: &str, file: PathBuf) -> anyhow::Result<Self> {
+        check_secret(setting, &file)?;
+        Ok(Self::TokenFile(file))
+    }
+
+    /// What `cosky login` left; of `user` alone, when one is asked for, since nobody shall act as somebody else unawares.
+    fn login(user: Option<&str>, addr: &str) -> anyhow::Result<Self> {
+        let login = match Keyring::find() {
+            Ok(keyring) => keyring.user_at(addr)?.map(|known| (keyring, known)),
+            Err(_) => None,
+        };
+        match (user, login) {
+            (None, None) => Ok(Self::None),
+            (None, Some((keyring, _))) => Ok(Self::Login(keyring)),
+            (Some(user), Some((keyring, known))) if known.as_str() == user => Ok(Self::Login(keyring)),
+            (Some(user), _) => Err(usage(format!(
+                "COSKY_USER needs COSKY_PASSWORD_FILE, unless `cosky login` was run as {user:?} for this server"
+            ))),
         }
     }
 }

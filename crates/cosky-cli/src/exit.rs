@@ -56,11 +56,21 @@ pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<ReaderGone>() {
         return ExitCode::from(READER_GONE);
     }
-    crate::output::say(format_args!("cosky: {error:#}"));
+    crate::output::say(format_args!("cosky: {}", text(error)));
     if let Some(hint) = hint(error) {
         crate::output::say(format_args!("{hint}"));
     }
     ExitCode::from(code(error))
+}
+
+/// The error and its causes, each once: the SDK's texts tell the causes that they are made of.
+fn text(error: &anyhow::Error) -> String {
+    let mut causes = error.chain().map(ToString::to_string);
+    let first = causes.next().unwrap_or_default();
+    causes.fold(first, |told, cause| {
+        let known = told.ends_with(&cause) || told.contains(&format!(": {cause}: "));
+        if known { told } else { format!("{told}: {cause}") }
+    })
 }
 
 fn code(error: &anyhow::Error) -> u8 {
@@ -121,6 +131,17 @@ mod tests {
         assert_eq!(sdk(Error::unavailable("x")), UNREACHABLE);
         assert_eq!(code(&usage("x")), USAGE);
         assert_eq!(code(&anyhow::anyhow!("x")), ERROR);
+    }
+
+    #[test]
+    fn each_cause_is_told_once() {
+        let refused = || std::io::Error::from_raw_os_error(111);
+        let reason = format!("http://a cannot be reached: {}", refused());
+        let source: Option<std::sync::Arc<dyn std::error::Error + Send + Sync>> =
+            Some(std::sync::Arc::new(refused()));
+        let error = Error::Unavailable { reason: reason.clone(), maybe_applied: false, source };
+        assert_eq!(text(&cosky::Error::from(error).into()), reason);
+        assert_eq!(text(&anyhow::anyhow!("b").context("a")), "a: b", "what was not told yet is told");
     }
 
     #[test]

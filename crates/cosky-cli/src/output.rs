@@ -7,6 +7,7 @@ use std::{
 
 use clap::ValueEnum;
 use comfy_table::{ContentArrangement, Table, presets};
+use cosky_core::is_invisible;
 use serde::Serialize;
 
 use crate::exit::ReaderGone;
@@ -74,11 +75,11 @@ pub(crate) fn say(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// `text` without anything that a terminal would obey.
+/// `text` without anything that a terminal would obey, or that nobody would see.
 pub(crate) fn visible(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { out.extend(c.escape_unicode()) } else { out.push(c) }
+        if is_invisible(c) { out.extend(c.escape_unicode()) } else { out.push(c) }
     }
     out
 }
@@ -101,6 +102,14 @@ mod tests {
     fn a_terminal_obeys_nothing_that_is_shown() {
         assert_eq!(visible("a\u{1b}[2Jb\n"), "a\\u{1b}[2Jb\\u{a}");
         assert_eq!(visible("é {x}"), "é {x}");
+    }
+
+    #[test]
+    fn what_turns_or_hides_text_is_shown_as_what_it_is() {
+        assert_eq!(
+            visible("a\u{202e}txt\u{2028}b\u{200b}\u{feff}"),
+            "a\\u{202e}txt\\u{2028}b\\u{200b}\\u{feff}"
+        );
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(crate) async fn password(user: &str, file: Option<&Path>) -> anyhow::Result<
         Some(path) if path != Path::new("-") => {
             let open = File::open(path);
             let file = open.map_err(|error| usage(format!("password file {}: {error}", path.display())))?;
-            first_line(file).with_context(|| format!("password file {}", path.display()))?
+            first_line(file).map_err(|error| usage(format!("password file {}: {error}", path.display())))?
         }
         None if io::stdin().is_terminal() => {
             ask(user).await.context("cannot ask for the password at the terminal")?

@@ -9,7 +9,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, DirBuilder, File, OpenOptions},
     io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
@@ -80,12 +80,20 @@ impl Keyring {
         Ok(self.file())
     }
 
-    /// Whether there is a login for `addr`.
+    /// Whose login there is for `addr`. Warns when others can read it as well.
     ///
     /// # Errors
     /// When the file is there and cannot be read.
-    pub(crate) fn knows(&self, addr: &str) -> anyhow::Result<bool> {
-        Ok(self.read()?.servers.contains_key(addr))
+    pub(crate) fn user_at(&self, addr: &str) -> anyhow::Result<Option<UserName>> {
+        let user = self.read()?.servers.remove(addr).map(|login| login.user);
+        let file = self.file();
+        if user.is_some() && fs::metadata(&file).is_ok_and(|about| about.mode() & 0o077 != 0) {
+            let file = file.display();
+            tracing::warn!(
+                "others can read or change the credentials in {file}: chmod 600 it, and log in again"
+            );
+        }
+        Ok(user)
     }
 
     fn file(&self) -> PathBuf {
@@ -289,11 +297,12 @@ mod tests {
     fn logins_are_kept_apart_and_for_their_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
         let keyring = keyring(&dir);
-        assert!(!keyring.knows("http://a").unwrap());
+        assert_eq!(keyring.user_at("http://a").unwrap(), None);
         keyring.store("http://a", user(), pair(1)).unwrap();
         let file = keyring.store("http://b", user(), pair(2)).unwrap();
         assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::metadata(&keyring.dir).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(keyring.user_at("http://a").unwrap(), Some(user()));
         let token = |addr| keyring.login(addr).unwrap().pair.access_token;
         assert_eq!((token("http://a"), token("http://b")), ("a1".to_owned(), "a2".to_owned()));
     }
@@ -303,7 +312,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let keyring = Keyring { dir: dir.path().to_owned() };
         fs::write(keyring.file(), "{\"servers\":{\"x\":\"hunter2\"}}").unwrap();
-        let error = format!("{:#}", keyring.knows("x").unwrap_err());
+        let error = format!("{:#}", keyring.user_at("x").unwrap_err());
         assert!(error.contains("cosky login") && !error.contains("hunter2"), "{error}");
     }
 

@@ -27,4 +27,4 @@ pub use event::{Change, Event, Index, InstanceOp, Scope, ServiceOp, Snapshot, St
 pub use field::{Host, Owner, Port, Schema, Ttl, Weight};
 pub use instance::{Instance, InstanceId, Life, Registration, STATUS, ServiceInstance};
 pub use metadata::{Metadata, MetadataPatch};
-pub use name::{ConsumerName, Namespace, ServiceId, UserName};
+pub use name::{ConsumerName, Namespace, ServiceId, UserName, is_invisible};

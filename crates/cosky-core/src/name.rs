@@ -151,8 +151,9 @@ fn check_text(field: &'static str, text: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Control characters, line separators, and the format characters that make two names look like one.
-pub(crate) fn is_invisible(c: char) -> bool {
+/// Whether `c` is a control character, a line separator, or one of the format characters that make two names look like
+/// one. No name has any; who shows other texts to people had better escape them.
+pub fn is_invisible(c: char) -> bool {
     c.is_control()
         || matches!(c,
             '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'

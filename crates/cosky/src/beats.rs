@@ -20,6 +20,7 @@ use crate::{
     backoff::Backoff,
     entry::{Entry, Phase},
     instance::Wanted,
+    transport::rounded,
 };
 
 /// The most instances that one namespace client keeps registered.
@@ -356,7 +357,11 @@ impl Keeper {
 }
 
 fn late(limit: Duration) -> Error {
-    Error::Unavailable { reason: format!("no answer within {limit:?}"), maybe_applied: true, source: None }
+    Error::Unavailable {
+        reason: format!("no answer within {}", rounded(limit)),
+        maybe_applied: true,
+        source: None,
+    }
 }
 
 #[cfg(test)]

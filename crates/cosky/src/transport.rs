@@ -267,7 +267,7 @@ impl Transport {
         let late = || {
             self.inner.connections.give_up(pool);
             Failure {
-                error: unavailable(call, format!("{address} did not answer within {limit:?}"), None),
+                error: unavailable(call, format!("{address} did not answer within {}", rounded(limit)), None),
                 perhaps_applied: true,
                 retry_after: None,
             }
@@ -373,6 +373,16 @@ async fn collect(mut response: Response) -> Result<Bytes, String> {
     Ok(body.freeze())
 }
 
+/// A duration as people say it: `5 s`, `2.5 s`, `250 ms`. What is left of a limit is never round by itself.
+pub(crate) fn rounded(duration: Duration) -> String {
+    let tenths = (duration.as_millis() + 50) / 100;
+    match (tenths / 10, tenths % 10) {
+        (0, _) => format!("{} ms", duration.as_micros().div_ceil(1000)),
+        (seconds, 0) => format!("{seconds} s"),
+        (seconds, tenths) => format!("{seconds}.{tenths} s"),
+    }
+}
+
 /// An error with its causes, in one line. reqwest keeps the telling part in the last one.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -390,5 +400,25 @@ fn chain(error: &dyn std::error::Error) -> String {
 impl fmt::Debug for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transport").field("addresses", &self.inner.addresses).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_a_limit_is_told_as_the_limit() {
+        for (micros, told) in [
+            (4_999_817, "5 s"),
+            (5_000_000, "5 s"),
+            (2_499_960, "2.5 s"),
+            (1_000_001, "1 s"),
+            (949_000, "949 ms"),
+            (249_991, "250 ms"),
+            (0, "0 ms"),
+        ] {
+            assert_eq!(rounded(Duration::from_micros(micros)), told, "{micros}");
+        }
     }
 }

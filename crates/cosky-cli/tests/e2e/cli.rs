@@ -56,6 +56,9 @@ async fn bad_usage_ends_with_2_and_says_why() {
         (&["instance", "set", "app", "--host", "h", "--port", "80", "--weight", "-1"], "weight"),
         (&["ns", "list", "--addr", "http://me:hunter2@h"], "password"),
         (&["ns", "list", "--addr", "127.0.0.1:8080"], "http://127.0.0.1:8080"),
+        (&["ns", "list", "--addr", "http://h,http://h/prefix/"], "without the path \"/prefix\""),
+        (&["ns", "list", "--token-file", "/nonexistent"], "--token-file: /nonexistent cannot be read"),
+        (&["login", "--password-file", "/"], "directory"),
         (&["ns", "list", "-o", "yaml"], "yaml"),
         (&["agent", "--service", "a", "--port", "0"], "COMMAND"),
         (&["agent", "--service", "a", "--port", "0", "--host", "a b", "--", "true"], "host"),
@@ -68,6 +71,89 @@ async fn bad_usage_ends_with_2_and_says_why() {
         assert!(said.err.contains(word), "{args:?}: {said:?}");
         assert!(!said.err.contains("hunter2") && said.out.is_empty(), "{args:?}: {said:?}");
     }
+}
+
+/// A pipe without a writer would hold a call up for ever, and a device would never end.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_without_a_secret_ends_with_2_and_is_named() {
+    let user = User::of(NOBODY);
+    let at = |name: &str| user.home().join(name).to_str().unwrap().to_owned();
+    std::fs::write(at("empty"), " \n").unwrap();
+    std::fs::write(at("binary"), b"\xff\xfe").unwrap();
+    let made = std::process::Command::new("mkfifo").arg(at("pipe")).status().unwrap();
+    assert!(made.success());
+    let files = [at("missing"), at("empty"), at("binary"), at("pipe"), at(""), "/dev/zero".to_owned()];
+    for file in &files {
+        for setting in ["--token-file", "COSKY_TOKEN_FILE", "COSKY_PASSWORD_FILE"] {
+            for verb in [&["ns", "list"][..], &["agent", "--service", "a", "--port", "0", "--", "true"]] {
+                let mut command = user.command(&verb[..1]);
+                if setting == "--token-file" {
+                    command.args(["--token-file", file]);
+                } else {
+                    command.env(setting, file);
+                }
+                if setting == "COSKY_PASSWORD_FILE" {
+                    command.env("COSKY_USER", "cosky");
+                }
+                let said = finish(command.args(&verb[1..]), "").await;
+                assert_eq!(said.code, Some(2), "{setting} {file}: {said:?}");
+                assert!(said.err.contains(&format!("{setting}: {file} ")), "{said:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_a_credential_or_two_end_with_2() {
+    let user = User::of(NOBODY);
+    let file = user.home().join("secret");
+    std::fs::write(&file, "hunter2").unwrap();
+    let file = file.to_str().unwrap();
+    for (variables, word) in [
+        (&[("COSKY_USER", "cosky")][..], "COSKY_USER needs COSKY_PASSWORD_FILE"),
+        (&[("COSKY_PASSWORD_FILE", file)], "COSKY_PASSWORD_FILE needs COSKY_USER"),
+        (&[("COSKY_TOKEN", "hunter2"), ("COSKY_TOKEN_FILE", file)], "one credential only"),
+        (&[("COSKY_TOKEN", "hunter2"), ("COSKY_USER", "cosky")], "one credential only"),
+        (
+            &[("COSKY_TOKEN_FILE", file), ("COSKY_USER", "cosky"), ("COSKY_PASSWORD_FILE", file)],
+            "one credential only",
+        ),
+    ] {
+        let mut command = user.command(["ns", "list"]);
+        let said = finish(command.envs(variables.iter().copied()), "").await;
+        assert_eq!(said.code, Some(2), "{variables:?}: {said:?}");
+        assert!(said.err.contains(word) && !said.err.contains("hunter2"), "{variables:?}: {said:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cause_is_told_once_and_a_limit_is_a_round_number() {
+    let refused = User::of(NOBODY).run(["ns", "list"]).await;
+    assert_eq!(refused.code, Some(5), "{refused:?}");
+    for part in ["refused", "tcp connect error"] {
+        assert_eq!(refused.err.matches(part).count(), 1, "{part}: {refused:?}");
+    }
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = format!("http://{}", silent.local_addr().unwrap());
+    let late = User::of(&addr).run(["ns", "list"]).await;
+    assert_eq!(late.code, Some(5), "{late:?}");
+    assert!(late.err.contains(&format!("{addr} did not answer within 5 s\n")), "{late:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_show_what_would_hide_or_turn_text() {
+    let server = server().start().await;
+    let root = User::root(&server).await;
+    let odd = "a\u{202e}b\u{2028}c\u{200b}";
+    root.ok(["token", "create", odd]).await;
+    let metadata = format!("k={odd}");
+    root.ok(["instance", "set", "order", "--host", "h", "--port", "1", "--metadata", &metadata]).await;
+    for verb in [&["token", "list"][..], &["instance", "list", "order"]] {
+        let table = root.ok(verb).await;
+        assert!(table.contains("a\\u{202e}b\\u{2028}c\\u{200b}"), "{table}");
+        assert!(!table.contains(['\u{202e}', '\u{2028}', '\u{200b}']), "{table}");
+    }
+    assert_eq!(root.json("token", &["list"]).await[0]["name"], odd, "programs get it as it is");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -232,6 +318,21 @@ async fn a_login_is_kept_for_later_calls_and_refreshed() {
     let file = user.home().join(".config/cosky/credentials.json");
     assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(!std::fs::read_to_string(&file).unwrap().contains(server.password()));
+
+    let as_user = async |name: &str| {
+        let mut command = user.command(["ns", "list"]);
+        finish(command.env("COSKY_USER", name), "").await
+    };
+    let (own, other) = (as_user("cosky").await, as_user("somebody").await);
+    assert_eq!((own.code, own.err.as_str()), (Some(0), ""));
+    assert_eq!(other.code, Some(2), "nobody acts as somebody else unawares: {other:?}");
+    for mode in [0o640, 0o604, 0o620] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        let said = user.run(["ns", "list"]).await;
+        assert_eq!((said.code, said.err.lines().count()), (Some(0), 1), "{said:?}");
+        assert!(said.err.contains("chmod 600") && said.err.contains(file.to_str().unwrap()), "{said:?}");
+    }
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).unwrap();
 
     let before = std::fs::read_to_string(&file).unwrap();
     let deadline = tokio::time::Instant::now() + PATIENCE;
