@@ -22,7 +22,7 @@ use cosky_testkit::{
     process::CoskyServer,
     proxy::{End, FaultProxy},
 };
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use plan::{Fault, Round, Sight, TTL, plan};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng, seq::SliceRandom as _};
 use tokio::{
@@ -173,10 +173,15 @@ impl World {
         self.converge(|_| true, PATIENCE).await;
         let port = self.port();
         let parting = Instance::http("stock", "10.0.0.6", port).ttl(TTL);
-        let parting = self.provider.register(parting).await.unwrap();
+        // In the background and for as long as it takes: a connection that was lost in silence costs a request its time.
+        let parting = self.provider.keep_registered(parting).unwrap();
         let gone = parting.id().to_string();
+        self.wait("it is registered", PATIENCE, |list| list.iter().any(|(id, ..)| *id == gone)).await;
         self.steady.store(fault != Fault::Outlast, Ordering::SeqCst);
 
+        if fault == Fault::Forget {
+            self.hold_connections().await;
+        }
         let start = Instant::now();
         self.begin(fault).await;
         let goodbye = tokio::spawn(parting.close());
@@ -235,11 +240,13 @@ impl World {
         }
     }
 
-    async fn begin(&mut self, fault: Fault) {
-        // Whoever asked for several things at once holds several connections.
+    /// Whoever asked for several things at once holds several connections. Some of them may be lost already.
+    async fn hold_connections(&self) {
         let registries = self.clients.iter().flat_map(|client| [(); 4].map(|()| client.registry()));
-        let ask = registries.map(async |registry| registry.namespaces().await.map(drop));
-        try_join_all(ask).await.unwrap();
+        join_all(registries.map(async |registry| registry.namespaces().await.is_ok())).await;
+    }
+
+    async fn begin(&mut self, fault: Fault) {
         let (way, flow) = fault.flow();
         for proxy in &self.proxies {
             proxy.set(way, flow);
