@@ -213,7 +213,8 @@ impl Connect {
         self
     }
 
-    /// How long a request may take over all addresses, 5 s without this. Beats take less than a period in any case.
+    /// How long a request may take over all addresses, 5 s without this. Beats take less than a period in any case, and
+    /// where there is one address the beginning of a stream takes half of this.
     pub fn request_timeout(mut self, limit: Duration) -> Self {
         self.timeouts.request = limit;
         self

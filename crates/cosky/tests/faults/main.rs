@@ -381,6 +381,9 @@ impl World {
     }
 
     async fn change(&mut self, which: u8) {
+        while self.permanent.len() < 3 {
+            self.add().await;
+        }
         let (registry, ns, service) = (self.registry(), namespace(), stock());
         let at = self.rng.random_range(0..self.permanent.len());
         let mark = self.rng.random::<u32>().to_string();
