@@ -37,7 +37,12 @@ pub(super) async fn measure(setup: &Setup) -> Result<Vec<Row>> {
     Ok(vec![
         Row::alone("resident memory, idle for 60 s", idle, Unit::Bytes, Goal::AtMost(25e6)),
         Row::alone("resident memory, 100,000 instances", filled, Unit::Bytes, Goal::AtMost(120e6)),
-        Row::alone("clean start to ready, 100,000 instances in 100 MB", start, Unit::Seconds, Goal::AtMost(0.2)),
+        Row::alone(
+            "clean start to ready, 100,000 instances in 100 MB",
+            start,
+            Unit::Seconds,
+            Goal::AtMost(0.2),
+        ),
         Row::alone("stripped binary", binary, Unit::Bytes, Goal::AtMost(25e6)),
     ])
 }
