@@ -159,7 +159,7 @@ fn examine(under: impl StorageBackend, path: &Path, now: Duration) -> Result<Mem
         let open = || builder().set_check_integrity_on_open(check).create_with_backend(overlay);
         guarded(open).map_err(|error| database(path, error))
     };
-    guarded_load(|| {
+    let read = || {
         let opened = open(false)?;
         if disk::was_closed(&opened).map_err(|error| database(path, error))? {
             return disk::load(&opened, path, now);
@@ -170,7 +170,9 @@ fn examine(under: impl StorageBackend, path: &Path, now: Duration) -> Result<Mem
             checked.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
             loaded
         })
-    })
+    };
+    // The rows may lead to the damage that the check of the pages finds.
+    outlive(read, |reason| OpenError::Corrupt { reason })
 }
 
 /// Makes the directory when it is not there, so that it is still there after a power cut.
@@ -188,19 +190,18 @@ fn builder() -> Builder {
     builder
 }
 
-/// A damaged file can trip an assertion in the library; that is an answer too.
+/// Opens a database. A damaged file can trip an assertion in the library; that is an answer too.
 fn guarded(open: impl FnOnce() -> Result<Database, DatabaseError>) -> Result<Database, DatabaseError> {
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(open)).unwrap_or_else(|panic| {
-        let text =
-            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-        Err(DatabaseError::Storage(StorageError::Corrupted(text.unwrap_or("an assertion failed").to_owned())))
-    })
+    outlive(open, |reason| DatabaseError::Storage(StorageError::Corrupted(reason)))
 }
 
-/// As [`guarded`]: the rows may lead to the damage that the check of the pages finds.
-fn guarded_load(load: impl FnOnce() -> Result<Memory, OpenError>) -> Result<Memory, OpenError> {
-    let failed = |_| Err(OpenError::Corrupt { reason: "an assertion failed while it was read".into() });
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(load)).unwrap_or_else(failed)
+/// Turns a panic into the error that `damaged` makes of its text.
+fn outlive<T, E>(run: impl FnOnce() -> Result<T, E>, damaged: impl FnOnce(String) -> E) -> Result<T, E> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text =
+            panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        Err(damaged(text.unwrap_or("an assertion failed").to_owned()))
+    })
 }
 
 fn lock(path: &Path) -> Result<File, OpenError> {
