@@ -36,6 +36,14 @@ pub(crate) fn pin(core: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("binding to core {core}"))
 }
 
+/// Lets this thread run on both cores again.
+pub(crate) fn unpin(cores: Cores) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cores.server);
+    set.set(cores.load);
+    sched_setaffinity(None, &set).context("binding to both cores")
+}
+
 /// Allows `wanted` open files to this process and to what it starts.
 pub(crate) fn allow_files(wanted: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);

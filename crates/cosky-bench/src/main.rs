@@ -17,8 +17,13 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use machine::Cores;
+use mimalloc::MiMalloc;
 use report::Row;
 use rows::Setup;
+
+/// As in the binary, since engine rows are measured in this process.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Open files that the bench and its servers need: 10,000 watchers at each end, and what is around them.
 const FILES: u64 = 16_384;

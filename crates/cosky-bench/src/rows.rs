@@ -78,6 +78,14 @@ impl Setup {
         Ok(server)
     }
 
+    /// Starts it on all cores, for what is measured without a load beside it.
+    pub(crate) async fn start_on_all_cores(&self, options: ServerOptions) -> Result<CoskyServer> {
+        machine::unpin(self.cores)?;
+        let server = options.start().await;
+        machine::pin(self.cores.load)?;
+        Ok(server)
+    }
+
     /// The product's own binary on an empty data directory.
     pub(crate) async fn start_cosky(&self) -> Result<CoskyServer> {
         self.start(ServerOptions::default().binary(&self.cosky)).await

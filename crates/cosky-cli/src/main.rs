@@ -20,6 +20,12 @@ use std::{ffi::OsStr, process::ExitCode};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
+use mimalloc::MiMalloc;
+
+/// Packs instances closer than the system's allocator: a batch of beats meets fewer pages, and a large store is loaded
+/// sooner. Without huge pages, which would double what an idle server needs.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Service discovery: register, beat, discover
 #[derive(Debug, Parser)]

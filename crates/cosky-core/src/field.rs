@@ -216,8 +216,8 @@ impl Owner {
     /// # Errors
     /// [`Error::InvalidArgument`] of `owner`.
     pub fn new(text: &str) -> Result<Self, Error> {
-        let ok = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-        if text.is_empty() || text.len() > OWNER_BYTES || !text.chars().all(ok) {
+        let ok = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        if text.is_empty() || text.len() > OWNER_BYTES || !text.bytes().all(ok) {
             return Err(Error::invalid("owner", "must be 1 to 64 characters of A-Z a-z 0-9 - _"));
         }
         Ok(Self(text.into()))

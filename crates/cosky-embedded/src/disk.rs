@@ -20,6 +20,8 @@ const ROWS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("rows");
 const META: TableDefinition<'_, &str, u64> = TableDefinition::new("meta");
 /// The format of the rows. Raise it when older versions could not read them.
 const FORMAT: u64 = 1;
+/// Rows that memory is set aside for at once, whatever a damaged file says of their number.
+const MOST_RESERVED: usize = 1 << 17;
 /// How long to wait between two attempts to open the file again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -180,14 +182,15 @@ pub(crate) fn load(database: &Database, path: &Path, now: Duration) -> Result<Me
     Ok(memory)
 }
 
-/// Reads all rows, the first half here and the second half on a thread of its own. What is wrong with one is returned.
+/// Reads all rows on two threads. This one reads fewer, since it also puts all of them into memory. What is wrong with a
+/// row is returned.
 fn read(database: &Database, memory: &mut Memory, now: u64) -> Result<Option<String>, redb::Error> {
     let rows = database.begin_read()?.open_table(ROWS)?;
     let all = usize::try_from(rows.len()?).unwrap_or(usize::MAX);
-    let first = all / 2;
+    let first = all * 2 / 5;
     std::thread::scope(|scope| {
         let second = scope.spawn(|| {
-            let mut read = Vec::new();
+            let mut read = Vec::with_capacity((all - first).min(MOST_RESERVED));
             let bad = decode(rows.iter()?.rev(), all - first, |row| read.push(row))?;
             Ok::<_, redb::Error>((read, bad))
         });

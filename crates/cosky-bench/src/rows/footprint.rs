@@ -23,7 +23,7 @@ use crate::{
 const IDLE: Duration = Duration::from_secs(60);
 const INSTANCES: i64 = 100_000;
 /// Bytes of metadata of each instance in the data that a start is measured with, for a file of a good 100 MB.
-const PADDING: usize = 500;
+const PADDING: usize = 400;
 const STARTS: usize = 5;
 
 pub(super) async fn measure(setup: &Setup) -> Result<Vec<Row>> {
@@ -63,7 +63,7 @@ async fn start(setup: &Setup) -> Result<f64> {
     for _ in 0..STARTS {
         let options = ServerOptions::default().binary(&setup.cosky).data_dir(data.path());
         let begin = Instant::now();
-        let mut server = setup.start(options).await?;
+        let mut server = setup.start_on_all_cores(options).await?;
         times.push(begin.elapsed().as_secs_f64());
         let status = server.stop().await;
         ensure!(status.success(), "the server ended with {status}:\n{}", server.log());
