@@ -11,7 +11,14 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use cosky_core::{Namespace, wire};
-use tokio::{net::TcpStream, sync::Notify, task::JoinSet, time::timeout};
+use rustix::process::nice;
+use tokio::{
+    net::TcpStream,
+    runtime::{self, Runtime},
+    sync::Notify,
+    task::JoinSet,
+    time::timeout,
+};
 
 use crate::client::{Connection, request};
 
@@ -20,10 +27,15 @@ const OPENING: usize = 64;
 /// How long streams may take to open and to bring their first event.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Open watch streams. Dropping them closes the connections.
+/// What the thread that reads the streams adds to its niceness: all that it may.
+const YIELDING: i32 = 19;
+
+/// Open watch streams. They are read on a thread that yields to others on its core, so that reading ten thousand streams
+/// does not delay who measures something else there. Dropping them closes the connections.
 #[derive(Debug)]
 pub(crate) struct Watchers {
     tasks: JoinSet<()>,
+    reader: Option<Runtime>,
     board: Arc<Board>,
 }
 
@@ -56,6 +68,13 @@ impl Watchers {
         let ask = Arc::new(request("GET", &wire::namespace_path(namespace, &["watch"]), token, None));
         let board = Arc::new(Board::default());
         board.listen_for("event: snapshot", count);
+        let reader = runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_io()
+            .on_thread_start(|| {
+                let _ = nice(YIELDING);
+            })
+            .build()?;
         let mut tasks = JoinSet::new();
         while tasks.len() < count {
             let mut opening = JoinSet::new();
@@ -65,10 +84,11 @@ impl Watchers {
             }
             while let Some(opened) = opening.join_next().await {
                 let (stream, unread) = opened?.context("opening a watch stream")?;
-                tasks.spawn(follow(stream, unread, Arc::clone(&board)));
+                let stream = stream.into_std()?;
+                tasks.spawn_on(follow(stream, unread, Arc::clone(&board)), reader.handle());
             }
         }
-        let watchers = Self { tasks, board };
+        let watchers = Self { tasks, reader: Some(reader), board };
         watchers.all_heard(PATIENCE).await?;
         Ok(watchers)
     }
@@ -111,6 +131,14 @@ impl Watchers {
     }
 }
 
+impl Drop for Watchers {
+    fn drop(&mut self) {
+        if let Some(reader) = self.reader.take() {
+            reader.shutdown_background();
+        }
+    }
+}
+
 impl Listening {
     fn is_complete(&self) -> bool {
         self.heard.len() >= self.wanted
@@ -141,7 +169,9 @@ impl Board {
 }
 
 /// Reads `stream` to its end. Between two events it holds no buffer, so that ten thousand of these cost little.
-async fn follow(stream: TcpStream, mut unread: Vec<u8>, board: Arc<Board>) {
+async fn follow(stream: std::net::TcpStream, mut unread: Vec<u8>, board: Arc<Board>) {
+    let stream =
+        TcpStream::from_std(stream).expect("it was one of tokio's, and this is a task of another runtime");
     note_frames(&mut unread, &board);
     while stream.readable().await.is_ok() && read_what_is_there(&stream, &mut unread) {
         note_frames(&mut unread, &board);
