@@ -56,6 +56,7 @@ mod follow;
 mod http;
 mod instance;
 mod namespace;
+mod register;
 mod registration;
 mod secret;
 mod session;
