@@ -191,6 +191,13 @@ pub trait Registry: Send + Sync + 'static {
         instance: &str,
     ) -> Result<Read<Option<ServiceInstance>>>;
 
+    /// The [digest](crate::digest) of the instances that `scope` covers: equal to that of any other party that holds the
+    /// same. Named services that do not exist have no instances.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] from a server that is too old to tell.
+    async fn digest(&self, namespace: &Namespace, scope: &Scope) -> Result<Read<u64>>;
+
     /// Notes that `consumer` looks for `producer`: a service id of the same namespace, or `NAMESPACE.SERVICE`. The
     /// first time counts; nothing is noted of a consumer that looks for itself. No event.
     async fn add_dependency(

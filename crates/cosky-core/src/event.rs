@@ -7,7 +7,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use crate::{Error, InstanceId, ServiceId, ServiceInstance, wire};
+use crate::{Error, InstanceId, ServiceId, ServiceInstance, StoreId, wire};
 
 /// A place in a server's sequence of changes. The epoch is random per start of a store view and is compared for
 /// equality only; sequence numbers order the changes of one namespace in one epoch. Opaque to clients.
@@ -74,6 +74,8 @@ pub struct Snapshot {
     pub services: BTreeMap<ServiceId, Vec<ServiceInstance>>,
     /// How far it can be trusted.
     pub state: StoreState,
+    /// Which data it was taken of; absent from servers that do not tell.
+    pub store: Option<StoreId>,
 }
 
 /// One thing that a watcher is told.

@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Serialize, Serializer};
 
-use crate::{Error, Host, Metadata, Owner, Port, Schema, ServiceId, Ttl, Weight, wire};
+use crate::{Error, Host, Metadata, Owner, Port, Schema, ServiceId, Ttl, Weight, digest::Hashed, wire};
 
 /// The metadata key of an instance's status.
 pub const STATUS: &str = "instance_status";
@@ -52,6 +52,8 @@ pub struct Instance {
     weight: Weight,
     ephemeral: bool,
     metadata: Metadata,
+    /// See [`crate::digest`].
+    number: u64,
     json: OnceLock<wire::Fragments>,
 }
 
@@ -162,8 +164,19 @@ impl Registration {
 
 impl From<Registration> for Instance {
     fn from(new: Registration) -> Self {
+        let id = new.id();
+        let number = Hashed {
+            id: &id,
+            schema: &new.schema,
+            host: &new.host,
+            port: new.port,
+            weight: new.weight,
+            ephemeral: new.ephemeral,
+            metadata: &new.metadata,
+        }
+        .number();
         Self {
-            id: new.id(),
+            id,
             service: new.service,
             schema: new.schema,
             host: new.host,
@@ -171,6 +184,7 @@ impl From<Registration> for Instance {
             weight: new.weight,
             ephemeral: new.ephemeral,
             metadata: new.metadata,
+            number,
             json: OnceLock::new(),
         }
     }
@@ -179,6 +193,16 @@ impl From<Registration> for Instance {
 impl Instance {
     /// This instance with other metadata.
     pub fn with_metadata(&self, metadata: Metadata) -> Self {
+        let number = Hashed {
+            id: &self.id,
+            schema: &self.schema,
+            host: &self.host,
+            port: self.port,
+            weight: self.weight,
+            ephemeral: self.ephemeral,
+            metadata: &metadata,
+        }
+        .number();
         Self {
             id: self.id.clone(),
             service: self.service.clone(),
@@ -188,6 +212,7 @@ impl Instance {
             weight: self.weight,
             ephemeral: self.ephemeral,
             metadata,
+            number,
             json: OnceLock::new(),
         }
     }
@@ -241,6 +266,10 @@ impl Instance {
     pub fn uri(&self) -> Option<String> {
         (self.schema.as_str() != Schema::NONE)
             .then(|| format!("{}://{}:{}", self.schema.as_str(), self.host.in_uri(), self.port.get()))
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     pub(crate) fn json(&self) -> &wire::Fragments {

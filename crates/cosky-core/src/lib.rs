@@ -6,6 +6,7 @@
 pub mod account;
 mod choose;
 mod clock;
+pub mod digest;
 pub mod engine;
 mod error;
 pub mod event;
@@ -14,6 +15,7 @@ mod instance;
 pub mod limits;
 mod metadata;
 mod name;
+mod store_id;
 pub mod wire;
 
 pub use choose::{Weighted, eligible};
@@ -28,3 +30,4 @@ pub use field::{Host, Owner, Port, Schema, Ttl, Weight};
 pub use instance::{Instance, InstanceId, Life, Registration, STATUS, ServiceInstance};
 pub use metadata::{Metadata, MetadataPatch};
 pub use name::{ConsumerName, Namespace, ServiceId, UserName, is_invisible};
+pub use store_id::StoreId;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
-use cosky_core::Error;
+use cosky_core::{Error, StoreId};
 use redb::{
     AccessGuard, Database, DatabaseError, ReadableDatabase, ReadableTable, ReadableTableMetadata,
     StorageError, TableDefinition,
@@ -40,13 +40,20 @@ pub(crate) struct Disk {
     dirty: BTreeSet<Key>,
     /// Where it is; nowhere for a test's backend.
     place: Option<Place>,
+    /// Which data it holds, this opening counted.
+    store: StoreId,
 }
 
 impl Disk {
-    /// Proves that the file can be written.
-    pub(crate) fn new(database: Database, reopen: Reopen, place: Option<Place>) -> Result<Self, OpenError> {
+    /// Proves that the file can be written, and notes in it that it was opened.
+    pub(crate) fn new(
+        database: Database,
+        reopen: Reopen,
+        place: Option<Place>,
+        store: StoreId,
+    ) -> Result<Self, OpenError> {
         let path = place.as_ref().map_or(Path::new(open::BACKEND), Place::directory);
-        prove_writable(&database).map_err(|error| open::database(path, error))?;
+        begin(&database, store).map_err(|error| open::database(path, error))?;
         Ok(Self {
             database: Some(database),
             reopen,
@@ -54,6 +61,7 @@ impl Disk {
             failure: None,
             dirty: BTreeSet::new(),
             place,
+            store,
         })
     }
 
@@ -144,7 +152,7 @@ impl Disk {
             Some(database) => database,
             None => {
                 let database = (self.reopen)().map_err(|error| refused(error.into()))?;
-                prove_writable(&database).map_err(refused)?;
+                begin(&database, self.store).map_err(refused)?;
                 database
             }
         };
@@ -161,7 +169,7 @@ impl Disk {
     }
 }
 
-/// Checks the format and reads everything. Instances and marks live one full term from `now`.
+/// Checks the format and reads everything, as a store that is opened once more than the file knows. Instances and marks live one full term from `now`.
 ///
 /// # Errors
 /// [`OpenError::NewerFormat`], [`OpenError::Corrupt`], or what the system says of `path`.
@@ -172,6 +180,9 @@ pub(crate) fn load(database: &Database, path: &Path, now: Duration) -> Result<Me
         None => return Ok(memory),
         Some(found) if found > FORMAT => return Err(OpenError::NewerFormat { found, known: FORMAT }),
         Some(_) => {}
+    }
+    if let Some(store) = store(database).map_err(|error| open::database(path, error))? {
+        memory.store = store.reopened();
     }
     let now = millis(now);
     match read(database, &mut memory, now) {
@@ -243,11 +254,21 @@ fn format(database: &Database) -> Result<Option<u64>, redb::Error> {
     }
 }
 
-fn prove_writable(database: &Database) -> Result<(), redb::Error> {
+/// Which data the file holds, as the last opening left it; `None` for a new file and for one that an older version wrote.
+fn store(database: &Database) -> Result<Option<StoreId>, redb::Error> {
+    let meta = database.begin_read()?.open_table(META)?;
+    let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map(|number| number.value()));
+    Ok(number("store")?.zip(number("opened")?).map(|(id, opened)| StoreId { id, opened }))
+}
+
+/// The first transaction of an opening: whoever can make it can write.
+fn begin(database: &Database, store: StoreId) -> Result<(), redb::Error> {
     let transaction = database.begin_write()?;
     let mut meta = transaction.open_table(META)?;
     meta.insert("format", FORMAT)?;
     meta.insert("closed", 0)?;
+    meta.insert("store", store.id)?;
+    meta.insert("opened", store.opened)?;
     drop(meta);
     transaction.open_table(ROWS)?;
     transaction.commit()?;

@@ -11,8 +11,9 @@ use std::{
 
 use cosky_core::{
     Beat, BeatKey, Clock, ConsumerName, Index, Instance, InstanceId, Life, Namespace, Owner, Scope,
-    ServiceId, ServiceInstance, ServiceStat, Snapshot, Stat, StoreState, Ttl, UserName,
+    ServiceId, ServiceInstance, ServiceStat, Snapshot, Stat, StoreId, StoreState, Ttl, UserName,
     account::{Account, ApiToken},
+    digest::{self, Digest},
 };
 
 use crate::row::{self, GoneRow, InstanceRow, Key};
@@ -44,11 +45,20 @@ pub(crate) struct Gone {
     pub(crate) until: u64,
 }
 
+/// The instances of one service.
+#[derive(Default)]
+struct Members {
+    /// Sorted by id.
+    slots: Vec<Arc<Slot>>,
+    /// Of all slots, kept with them so that asking for it touches none.
+    digest: Digest,
+}
+
 /// One namespace's data.
 #[derive(Default)]
 struct Space {
-    /// Listed services with their instances, sorted by id.
-    services: BTreeMap<ServiceId, Vec<Arc<Slot>>>,
+    /// Listed services with their instances.
+    services: BTreeMap<ServiceId, Members>,
     by_id: Map<InstanceId, Arc<Slot>>,
     gone: Map<InstanceId, Gone>,
     dependencies: BTreeMap<ConsumerName, BTreeMap<ConsumerName, u64>>,
@@ -59,6 +69,8 @@ struct Space {
 /// Everything.
 pub(crate) struct Memory {
     epoch: u64,
+    /// Which data this is.
+    pub(crate) store: StoreId,
     /// The sequence of the last change anywhere.
     pub(crate) sequence: u64,
     listed: BTreeSet<Namespace>,
@@ -149,11 +161,39 @@ impl Slot {
     }
 }
 
+impl Members {
+    /// Puts `slot` in the place of the instance of the same id, if there is one.
+    fn put(&mut self, slot: Arc<Slot>) {
+        self.digest.add(digest::of_instance(&slot.instance));
+        // Rows are loaded in order, and new instances often come last.
+        let last = self.slots.last().is_none_or(|last| last.instance.id() < slot.instance.id());
+        match if last { Err(self.slots.len()) } else { self.find(slot.instance.id()) } {
+            Ok(at) => {
+                let old = std::mem::replace(&mut self.slots[at], slot);
+                self.digest.remove(digest::of_instance(&old.instance));
+            }
+            Err(at) => self.slots.insert(at, slot),
+        }
+    }
+
+    fn remove(&mut self, instance: &InstanceId) {
+        if let Ok(at) = self.find(instance) {
+            let old = self.slots.remove(at);
+            self.digest.remove(digest::of_instance(&old.instance));
+        }
+    }
+
+    fn find(&self, instance: &InstanceId) -> Result<usize, usize> {
+        self.slots.binary_search_by(|slot| slot.instance.id().cmp(instance))
+    }
+}
+
 impl Memory {
-    /// Nothing, in a new epoch.
+    /// Nothing, in a new epoch of a new store.
     pub(crate) fn new() -> Self {
         Self {
             epoch: rand::random(),
+            store: StoreId::random(),
             sequence: 0,
             listed: BTreeSet::new(),
             spaces: Map::default(),
@@ -219,9 +259,9 @@ impl Memory {
     }
 
     pub(crate) fn service_stats(&self, namespace: &Namespace) -> Vec<ServiceStat> {
-        let count = |(service, list): (&ServiceId, &Vec<_>)| ServiceStat {
+        let count = |(service, members): (&ServiceId, &Members)| ServiceStat {
             service: service.clone(),
-            instances: list.len() as u64,
+            instances: members.slots.len() as u64,
         };
         self.spaces.get(namespace).map_or_else(Vec::new, |space| space.services.iter().map(count).collect())
     }
@@ -233,7 +273,8 @@ impl Memory {
         Stat {
             namespaces: self.listed.len() as u64,
             services: space.services.len() as u64,
-            healthy_services: space.services.values().filter(|list| !list.is_empty()).count() as u64,
+            healthy_services: space.services.values().filter(|members| !members.slots.is_empty()).count()
+                as u64,
             instances: space.by_id.len() as u64,
             configs: 0,
         }
@@ -260,8 +301,8 @@ impl Memory {
         service: &ServiceId,
         clock: &dyn Clock,
     ) -> Vec<ServiceInstance> {
-        let list = self.spaces.get(namespace).and_then(|space| space.services.get(service));
-        list.map_or_else(Vec::new, |list| read(list, clock.now(), clock.unix()))
+        let members = self.spaces.get(namespace).and_then(|space| space.services.get(service));
+        members.map_or_else(Vec::new, |members| read(&members.slots, clock.now(), clock.unix()))
     }
 
     pub(crate) fn instance(&self, slot: &Slot, clock: &dyn Clock) -> ServiceInstance {
@@ -281,17 +322,31 @@ impl Memory {
         let services = match scope {
             Scope::All => {
                 let all = space.map(|space| space.services.iter()).into_iter().flatten();
-                all.map(|(service, list)| (service.clone(), read(list, now, unix))).collect()
+                all.map(|(service, members)| (service.clone(), read(&members.slots, now, unix))).collect()
             }
             Scope::Services(services) => {
                 let one = |service: &ServiceId| {
-                    let list = space.and_then(|space| space.services.get(service));
-                    (service.clone(), read(list.map_or(&[], Vec::as_slice), now, unix))
+                    let members = space.and_then(|space| space.services.get(service));
+                    (service.clone(), read(members.map_or(&[], |members| &members.slots), now, unix))
                 };
                 services.iter().map(one).collect()
             }
         };
-        Snapshot { services, state: self.state(now) }
+        Snapshot { services, state: self.state(now), store: Some(self.store) }
+    }
+
+    /// The digest of the instances that `scope` covers.
+    pub(crate) fn digest(&self, namespace: &Namespace, scope: &Scope) -> u64 {
+        let Some(space) = self.spaces.get(namespace) else { return Digest::default().get() };
+        let mut digest = Digest::default();
+        match scope {
+            Scope::All => space.services.values().for_each(|members| digest.add(members.digest.get())),
+            Scope::Services(services) => {
+                let known = services.iter().filter_map(|service| space.services.get(service));
+                known.for_each(|members| digest.add(members.digest.get()));
+            }
+        }
+        digest.get()
     }
 
     /// Renews each of `keys`. First all are looked up, then all are renewed: with a hundred thousand instances nearly
@@ -359,7 +414,7 @@ impl Memory {
     pub(crate) fn list_service(&mut self, namespace: &Namespace, service: &ServiceId) {
         let space = space(&mut self.spaces, namespace, self.emptied);
         if let std::collections::btree_map::Entry::Vacant(vacant) = space.services.entry(service.clone()) {
-            vacant.insert(Vec::new());
+            vacant.insert(Members::default());
             self.services += 1;
         }
     }
@@ -375,21 +430,11 @@ impl Memory {
     pub(crate) fn put(&mut self, slot: Arc<Slot>) {
         let space = space(&mut self.spaces, &slot.namespace, self.emptied);
         // When the file is loaded, instances come before their services.
-        let list = space.services.entry(slot.instance.service().clone()).or_insert_with(|| {
+        let members = space.services.entry(slot.instance.service().clone()).or_insert_with(|| {
             self.services += 1;
-            Vec::new()
+            Members::default()
         });
-        // Rows are loaded in order, and new instances often come last.
-        let last = list.last().is_none_or(|last| last.instance.id() < slot.instance.id());
-        let place = if last {
-            Err(list.len())
-        } else {
-            list.binary_search_by(|other| other.instance.id().cmp(slot.instance.id()))
-        };
-        match place {
-            Ok(at) => list[at] = Arc::clone(&slot),
-            Err(at) => list.insert(at, Arc::clone(&slot)),
-        }
+        members.put(Arc::clone(&slot));
         if space.by_id.insert(slot.instance.id().clone(), slot).is_none() {
             self.instances += 1;
         }
@@ -400,10 +445,8 @@ impl Memory {
         if space.by_id.remove(instance).is_some() {
             self.instances -= 1;
         }
-        if let Some(list) = space.services.get_mut(service)
-            && let Ok(at) = list.binary_search_by(|slot| slot.instance.id().cmp(instance))
-        {
-            list.remove(at);
+        if let Some(members) = space.services.get_mut(service) {
+            members.remove(instance);
         }
         self.forget_when_empty(namespace);
     }

@@ -103,7 +103,7 @@ pub(crate) fn directory(path: &Path, now: Duration) -> Result<(Disk, Memory), Op
     };
     let database = reopen().map_err(|error| database(&file, error))?;
     let place = Place::new(path, lock, &[&file, &path.join(LOCK)]).map_err(|error| system(path, error))?;
-    Ok((Disk::new(database, Box::new(reopen), Some(place))?, memory))
+    Ok((Disk::new(database, Box::new(reopen), Some(place), memory.store)?, memory))
 }
 
 /// Opens or makes a database in a storage backend, and loads what it holds.
@@ -117,7 +117,7 @@ pub(crate) fn backend<B: StorageBackend + Clone>(
         guarded(|| builder().create_with_backend(backend))
     };
     let database = reopen().map_err(|error| self::database(Path::new(BACKEND), error))?;
-    Ok((Disk::new(database, Box::new(reopen), None)?, memory))
+    Ok((Disk::new(database, Box::new(reopen), None, memory.store)?, memory))
 }
 
 /// Where an open store is: its directory, the lock on it, and which files these are, whatever their names come to name.

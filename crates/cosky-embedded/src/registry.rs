@@ -165,6 +165,10 @@ impl Registry for Embedded {
         }))
     }
 
+    async fn digest(&self, namespace: &Namespace, scope: &Scope) -> Result<Read<u64>> {
+        Ok(self.read(namespace, |memory| memory.digest(namespace, scope)))
+    }
+
     async fn add_dependency(
         &self,
         namespace: &Namespace,

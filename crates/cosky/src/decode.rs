@@ -231,7 +231,10 @@ fn snapshot(body: SnapshotBody, clock: ServerClock) -> Result<Event> {
     let named = |(name, list): (String, Vec<InstanceBody>)| {
         Some((ServiceId::new(&name).ok()?, readable(list, clock)))
     };
-    Ok(Event::Snapshot(Snapshot { services: body.services.into_iter().filter_map(named).collect(), state }))
+    // A form that is not known tells as little as none.
+    let store = body.store.and_then(|store| store.parse().ok());
+    let services = body.services.into_iter().filter_map(named).collect();
+    Ok(Event::Snapshot(Snapshot { services, state, store }))
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use cosky_core::{
     Beat, BeatKey, ConsumerName, Error, Index, Metadata, MetadataPatch, Namespace, Owner, Read, Registered,
     Registration, Registry, Result, Scope, ServiceId, ServiceInstance, ServiceStat, Stat, WatchStream,
     engine,
-    wire::{self, BeatBody, BeatsAnswer, RegisterBody, ServiceStatBody, StatBody, namespace_path},
+    wire::{
+        self, BeatBody, BeatsAnswer, DigestBody, RegisterBody, ServiceStatBody, StatBody, namespace_path,
+    },
 };
 use reqwest::{
     Method, Response,
@@ -244,6 +246,13 @@ impl Registry for HttpRegistry {
         decode::read(&answer.headers, decode::instance(&answer)?)
     }
 
+    async fn digest(&self, namespace: &Namespace, scope: &Scope) -> Result<Read<u64>> {
+        let mut path = namespace_path(namespace, &["digest"]);
+        name_services(&mut path, scope);
+        let answer = self.get(path).await?;
+        decode::read(&answer.headers, decode::json::<DigestBody>(&answer)?.digest)
+    }
+
     async fn add_dependency(
         &self,
         namespace: &Namespace,
@@ -278,12 +287,7 @@ impl Registry for HttpRegistry {
 
     async fn watch(&self, namespace: &Namespace, scope: Scope, from: Option<Index>) -> Result<WatchStream> {
         let mut path = namespace_path(namespace, &["watch"]);
-        if let Scope::Services(services) = &scope {
-            for (at, service) in services.iter().enumerate() {
-                path.push_str(if at == 0 { "?service=" } else { "&service=" });
-                wire::encode_segment(&mut path, service.as_str());
-            }
-        }
+        name_services(&mut path, &scope);
         self.sign(&mut path);
         let mut call = Call::new(Method::GET, path).stream();
         call = call.header(ACCEPT, HeaderValue::from_static("text/event-stream"));
@@ -310,6 +314,15 @@ impl Registry for HttpRegistry {
                 Err(error) => Some((Err(error), None)),
             }
         })))
+    }
+}
+
+/// Appends the services of `scope` to a path without a query.
+fn name_services(path: &mut String, scope: &Scope) {
+    let Scope::Services(services) = scope else { return };
+    for (at, service) in services.iter().enumerate() {
+        path.push_str(if at == 0 { "?service=" } else { "&service=" });
+        wire::encode_segment(path, service.as_str());
     }
 }
 

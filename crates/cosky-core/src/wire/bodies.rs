@@ -237,6 +237,20 @@ pub struct SnapshotBody {
     pub configs: BTreeMap<String, ConfigMark>,
     /// One of `live`, `stale`, `protected`.
     pub state: String,
+    /// Which data it was taken of, as `id:opened`: another id, or a lower count of openings, than before means that the
+    /// data was lost or replaced. Servers that are older do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+}
+
+/// The answer to a digest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DigestBody {
+    /// 16 hexadecimal digits.
+    #[serde(with = "hex")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, example = "00000000deadbeef"))]
+    pub digest: u64,
 }
 
 /// Which content a config has.
@@ -281,6 +295,19 @@ pub struct ServiceEventBody {
 pub struct StateBody {
     /// `live`, `stale`, `protected` or `draining`.
     pub state: String,
+}
+
+mod hex {
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{number:016x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
+        u64::from_str_radix(&text, 16).map_err(|_| serde::de::Error::custom("must be hexadecimal digits"))
+    }
 }
 
 fn one() -> i64 {

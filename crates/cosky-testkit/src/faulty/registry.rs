@@ -278,6 +278,10 @@ impl Registry for Faulty {
         Ok(self.place(read))
     }
 
+    async fn digest(&self, namespace: &Namespace, scope: &Scope) -> Result<Read<u64>> {
+        Ok(self.place(self.good.digest(namespace, scope).await?))
+    }
+
     async fn add_dependency(
         &self,
         namespace: &Namespace,

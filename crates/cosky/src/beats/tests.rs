@@ -167,6 +167,9 @@ impl Registry for Engine {
     async fn instance(&self, _: &Namespace, _: &ServiceId, _: &str) -> Result<Read<Option<ServiceInstance>>> {
         absent()
     }
+    async fn digest(&self, _: &Namespace, _: &Scope) -> Result<Read<u64>> {
+        absent()
+    }
     async fn add_dependency(&self, _: &Namespace, _: &ConsumerName, _: &str) -> Result<()> {
         absent()
     }
