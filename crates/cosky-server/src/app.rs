@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{Router, middleware::from_fn_with_state};
-use cosky_core::{Accounts, Error, Store};
+use cosky_core::{Accounts, Error, Store, wire::NO_SUCH_PATH};
 use prometheus_client::registry::Registry;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -114,7 +114,7 @@ fn router(state: &AppState, further: Router<AppState>) -> Router {
 }
 
 async fn unknown_path() -> ApiError {
-    ApiError::not_found("there is no such path; /swagger-ui/ shows those that there are")
+    ApiError::not_found(format!("{NO_SUCH_PATH}; /swagger-ui/ shows those that there are"))
 }
 
 async fn method_not_allowed() -> ApiError {

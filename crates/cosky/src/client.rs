@@ -50,6 +50,7 @@ pub struct Connect {
     source: Source,
     namespace: Option<String>,
     consumer: Option<String>,
+    zone: Option<String>,
     timeouts: Timeouts,
     close_timeout: Duration,
     check: bool,
@@ -61,14 +62,14 @@ impl Cosky {
     ///
     /// # Errors
     /// Of the awaited value: [`Error::Config`] for what cannot be used, [`Error::NotCosky`] when something else answers
-    /// there, [`Error::Registry`] when nothing does or a login is refused.
+    /// there, [`Error::TooOld`] when an old server does, [`Error::Registry`] when nothing does or a login is refused.
     pub fn connect(addresses: impl IntoAddresses) -> Connect {
         Connect::new(addresses.into_addresses())
     }
 
     /// As [`Cosky::connect`] with what the environment says: `COSKY_ADDR`, one of `COSKY_TOKEN`, `COSKY_TOKEN_FILE` and
-    /// `COSKY_USER` with `COSKY_PASSWORD_FILE`, and `COSKY_NAMESPACE`. A blank variable counts as absent; without
-    /// `COSKY_ADDR` it is the server of this machine at port 8080.
+    /// `COSKY_USER` with `COSKY_PASSWORD_FILE`, `COSKY_NAMESPACE` and `COSKY_ZONE`. A blank variable counts as absent;
+    /// without `COSKY_ADDR` it is the server of this machine at port 8080.
     pub fn from_env() -> Connect {
         Self::from_lookup(|name| std::env::var(name).ok())
     }
@@ -79,6 +80,7 @@ impl Cosky {
             |name: &str| lookup(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let mut connect = Self::connect(get("COSKY_ADDR").as_deref().unwrap_or(ADDRESS));
         connect.namespace = get("COSKY_NAMESPACE");
+        connect.zone = get("COSKY_ZONE");
         let token = get("COSKY_TOKEN");
         let file = get("COSKY_TOKEN_FILE");
         let user = (get("COSKY_USER"), get("COSKY_PASSWORD_FILE"));
@@ -148,6 +150,7 @@ impl Connect {
             source: Source::None,
             namespace: None,
             consumer: None,
+            zone: None,
             timeouts: Timeouts {
                 connect: Duration::from_secs(1),
                 request: Duration::from_secs(5),
@@ -207,6 +210,13 @@ impl Connect {
         self
     }
 
+    /// The zone of this process: servers whose address names another one, as in `http://10.0.0.5:8080?zone=z1`, are asked
+    /// only while none of the own zone answers.
+    pub fn zone(mut self, name: impl Into<String>) -> Self {
+        self.zone = Some(name.into());
+        self
+    }
+
     /// How long a connection may take to stand, 1 s without this.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.timeouts.connect = limit;
@@ -257,7 +267,11 @@ impl Connect {
         }
         let default_namespace = Namespace::new(self.namespace.as_deref().unwrap_or(Namespace::DEFAULT))?;
         let consumer = self.consumer.as_deref().map(ConsumerName::new).transpose()?;
-        let transport = Transport::new(Addresses::new(self.addresses)?, self.source, self.timeouts)?;
+        let transport = Transport::new(
+            Addresses::new(self.addresses, self.zone.as_deref())?,
+            self.source,
+            self.timeouts,
+        )?;
         if self.check {
             // The route is open to everybody and says by its headers who answers.
             transport.exchange(&Call::new(Method::GET, "/livez".into()), None).await?;

@@ -92,6 +92,38 @@ pub(crate) fn error_body(answer: &Answer) -> ErrorBody {
     })
 }
 
+/// Whether a cosky server says that it does not have such a path, or not this method on it.
+pub(crate) fn is_unknown_path(answer: &Answer) -> bool {
+    match answer.status {
+        StatusCode::METHOD_NOT_ALLOWED => true,
+        StatusCode::NOT_FOUND => error_body(answer).msg.starts_with(wire::NO_SUCH_PATH),
+        _ => false,
+    }
+}
+
+/// Whether this is how the CoSky server of the JVM refuses (compat §4.2).
+pub(crate) fn is_jvm_refusal(body: &[u8]) -> bool {
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Refusal {
+        Code {
+            code: String,
+            #[serde(rename = "msg")]
+            _msg: String,
+        },
+        Authorized {
+            authorized: bool,
+            #[serde(rename = "reason")]
+            _reason: String,
+        },
+    }
+    match serde_json::from_slice(body) {
+        Ok(Refusal::Code { code, .. }) => code == "0001",
+        Ok(Refusal::Authorized { authorized, .. }) => !authorized,
+        Err(_) => false,
+    }
+}
+
 /// How long the server asks to stay away. Ours say it in seconds; a date would need a clock that agrees with theirs.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?;

@@ -15,6 +15,9 @@ pub enum Error {
     /// Something answers at the address, and it is not a cosky server.
     #[error(transparent)]
     NotCosky(#[from] NotCosky),
+    /// A cosky server answers, and it is too old for what it was asked.
+    #[error(transparent)]
+    TooOld(#[from] TooOld),
     /// A setting of the client cannot be used.
     #[error("{setting}: {reason}")]
     Config {
@@ -44,12 +47,41 @@ pub enum Error {
 
 /// The answer of something that is not a cosky server: it lacks the header `X-Cosky-Version`.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("{address} is not a cosky server (it answers {status}): check host, port and path of the address")]
+#[error("{address} is not a cosky server (it answers {status}): {}", advice(*.jvm))]
+#[non_exhaustive]
 pub struct NotCosky {
     /// The address that was asked.
     pub address: String,
     /// The HTTP status that came back.
     pub status: u16,
+    /// Whether it answers as the CoSky server of the JVM does, which has the same REST API and no streams.
+    pub jvm: bool,
+}
+
+/// The answer of a cosky server that does not have what it was asked for.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error(
+    "the cosky server at {address} is too old for this: it is version {server} and {missing}; \
+     this client is version {client}. Update the server, or use the client of its version"
+)]
+#[non_exhaustive]
+pub struct TooOld {
+    /// The address that was asked.
+    pub address: String,
+    /// The server's version.
+    pub server: String,
+    /// The version of this client.
+    pub client: &'static str,
+    /// What the server lacks, in words.
+    pub missing: String,
+}
+
+fn advice(jvm: bool) -> &'static str {
+    if jvm {
+        "it is a CoSky server of the JVM, which has no streams to keep views by; give the address of a cosky server"
+    } else {
+        "check host, port and path of the address"
+    }
 }
 
 impl Error {
@@ -63,13 +95,16 @@ impl Error {
     }
 }
 
-/// Takes a [`NotCosky`] out again that crossed the engine trait as the source of an `Unavailable`.
+/// Takes a [`NotCosky`] or [`TooOld`] out again that crossed the engine trait as the source of an `Unavailable`.
 impl From<cosky_core::Error> for Error {
     fn from(error: cosky_core::Error) -> Self {
-        if let cosky_core::Error::Unavailable { source: Some(source), .. } = &error
-            && let Some(stranger) = source.downcast_ref::<NotCosky>()
-        {
-            return Self::NotCosky(stranger.clone());
+        if let cosky_core::Error::Unavailable { source: Some(source), .. } = &error {
+            if let Some(stranger) = source.downcast_ref::<NotCosky>() {
+                return Self::NotCosky(stranger.clone());
+            }
+            if let Some(old) = source.downcast_ref::<TooOld>() {
+                return Self::TooOld(old.clone());
+            }
         }
         Self::Registry(error)
     }
@@ -81,6 +116,16 @@ impl From<NotCosky> for cosky_core::Error {
             reason: stranger.to_string(),
             maybe_applied: false,
             source: Some(std::sync::Arc::new(stranger)),
+        }
+    }
+}
+
+impl From<TooOld> for cosky_core::Error {
+    fn from(old: TooOld) -> Self {
+        Self::Unavailable {
+            reason: old.to_string(),
+            maybe_applied: false,
+            source: Some(std::sync::Arc::new(old)),
         }
     }
 }

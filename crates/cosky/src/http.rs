@@ -249,7 +249,10 @@ impl Registry for HttpRegistry {
     async fn digest(&self, namespace: &Namespace, scope: &Scope) -> Result<Read<u64>> {
         let mut path = namespace_path(namespace, &["digest"]);
         name_services(&mut path, scope);
-        let answer = self.get(path).await?;
+        let answer = self.get(path).await.map_err(|error| match crate::Error::from(error.clone()) {
+            crate::Error::TooOld(old) => Error::NotFound { what: format!("the digest ({old})") },
+            _ => error,
+        })?;
         decode::read(&answer.headers, decode::json::<DigestBody>(&answer)?.digest)
     }
 

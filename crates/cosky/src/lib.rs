@@ -62,6 +62,7 @@ mod secret;
 mod session;
 mod sse;
 mod transport;
+mod version;
 mod view;
 
 pub use access::Access;
@@ -73,7 +74,7 @@ pub use cosky_core::{
 };
 pub use credentials::TokenSource;
 pub use entry::RegistrationState;
-pub use error::{Error, NotCosky, Result};
+pub use error::{Error, NotCosky, Result, TooOld};
 pub use follow::{Watch, Watched};
 pub use http::HttpRegistry;
 pub use instance::Instance;

@@ -11,15 +11,20 @@ use reqwest::{
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::{
-    NotCosky,
+    NotCosky, TooOld,
     address::Addresses,
     connections::{Connections, Pool},
     credentials::{Bearer, Credentials, Source},
     decode,
+    version::{self, Version},
 };
 
 /// The most bytes of one answer.
 const ANSWER_BYTES: usize = 64 * 1024 * 1024;
+/// The most bytes that are read of an answer that is not a cosky server's.
+const STRANGER_BYTES: usize = 4 * 1024;
+/// The header of every answer of the JVM's server (compat §4.1).
+const REQUEST_ID: &str = "cosec-request-id";
 /// An attempt that its caller gave up after this long counts against the address.
 const GIVEN_UP: Duration = Duration::from_millis(250);
 
@@ -85,8 +90,17 @@ pub(crate) struct Answer {
 pub(crate) struct Failure {
     pub(crate) error: Error,
     perhaps_applied: bool,
+    /// Whether the address is to be asked last for a while.
+    blame: bool,
     /// How long the server asked to stay away.
     pub(crate) retry_after: Option<Duration>,
+}
+
+/// What is known of an answer without a version.
+struct Greeting {
+    status: StatusCode,
+    /// Whether it is a CoSky server of the JVM.
+    jvm: bool,
 }
 
 /// Blames the address and its connections when an attempt is dropped before it ends.
@@ -231,7 +245,9 @@ impl Transport {
                 }
                 Err(failure) => {
                     tracing::debug!(address = addresses.base(at), error = %failure.error, "address did not serve");
-                    addresses.failed(at);
+                    if failure.blame {
+                        addresses.failed(at);
+                    }
                     if failure.perhaps_applied && call.repeat == Repeat::OnlyUnsent {
                         return Err(failure);
                     }
@@ -242,6 +258,7 @@ impl Transport {
         Err(last.unwrap_or_else(|| Failure {
             error: Error::unavailable("there is no address to ask"),
             perhaps_applied: false,
+            blame: false,
             retry_after: None,
         }))
     }
@@ -269,6 +286,7 @@ impl Transport {
             Failure {
                 error: unavailable(call, format!("{address} did not answer within {}", rounded(limit)), None),
                 perhaps_applied: true,
+                blame: true,
                 retry_after: None,
             }
         };
@@ -283,11 +301,16 @@ impl Transport {
                 }
                 other => other,
             };
-            Failure { error, perhaps_applied: sent, retry_after: None }
+            Failure { error, perhaps_applied: sent, blame: true, retry_after: None }
         })?;
         let status = response.status();
         if !response.headers().contains_key(wire::VERSION) {
-            return Err(stranger(call, address, status));
+            return Err(stranger(call, address, timeout_at(end, Greeting::of(response)).await.ok()));
+        }
+        if version_of(response.headers()).is_some_and(|version| version < version::OLDEST) {
+            let missing = format!("at least version {} is needed", version::OLDEST);
+            let error = too_old(address, response.headers(), missing);
+            return Err(Failure { error, perhaps_applied: !call.is_read(), blame: true, retry_after: None });
         }
         let headers = std::mem::take(response.headers_mut());
         if call.stream && status == StatusCode::OK {
@@ -297,15 +320,24 @@ impl Transport {
             timeout_at(end, collect(response)).await.map_err(|_| late())?.map_err(|reason| Failure {
                 error: unavailable(call, format!("the answer of {address} broke off: {reason}"), None),
                 perhaps_applied: true,
+                blame: true,
                 retry_after: None,
             })?;
         let answer = Answer { status, headers, body, stream: None, address: at };
+        if decode::is_unknown_path(&answer) {
+            let path = call.path.split('?').next().unwrap_or_default();
+            let missing = format!("does not know {} {path}", call.method);
+            let error = too_old(address, &answer.headers, missing);
+            // It serves everything else, and another one may be newer.
+            return Err(Failure { error, perhaps_applied: false, blame: false, retry_after: None });
+        }
         if status == StatusCode::SERVICE_UNAVAILABLE {
             let error = decode::refusal(&answer);
             let perhaps_applied = matches!(error, Error::Unavailable { maybe_applied: true, .. });
             return Err(Failure {
                 error: if call.is_read() { settled(error) } else { error },
                 perhaps_applied,
+                blame: true,
                 retry_after: decode::retry_after(&answer.headers),
             });
         }
@@ -346,19 +378,52 @@ fn no_credential(answer: &Answer) -> Error {
     }
 }
 
-/// The answer of something that is not a cosky server, or of a gateway that cannot reach one.
-fn stranger(call: &Call, address: &str, status: StatusCode) -> Failure {
+/// The version in an answer; `None` for one that is not told in numbers.
+fn version_of(headers: &HeaderMap) -> Option<Version> {
+    Version::parse(headers.get(wire::VERSION)?.to_str().ok()?)
+}
+
+fn too_old(address: &str, headers: &HeaderMap, missing: String) -> Error {
+    let server = headers.get(wire::VERSION).map(|version| String::from_utf8_lossy(version.as_bytes()).into());
+    let server = server.unwrap_or_default();
+    TooOld { address: address.to_owned(), server, client: version::CLIENT, missing }.into()
+}
+
+/// The answer of something that is not a cosky server, or of a gateway that cannot reach one. Without a `greeting` it
+/// did not end in time.
+fn stranger(call: &Call, address: &str, greeting: Option<Greeting>) -> Failure {
+    let Some(Greeting { status, jvm }) = greeting else {
+        let error = unavailable(call, format!("something at {address} does not end its answer"), None);
+        return Failure { error, perhaps_applied: true, blame: true, retry_after: None };
+    };
     match status {
         StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT => Failure {
             error: unavailable(call, format!("a gateway answers {status} at {address}"), None),
             perhaps_applied: true,
+            blame: true,
             retry_after: None,
         },
         _ => Failure {
-            error: NotCosky { address: address.to_owned(), status: status.as_u16() }.into(),
-            perhaps_applied: false,
+            error: NotCosky { address: address.to_owned(), status: status.as_u16(), jvm }.into(),
+            // The JVM's server has the same REST API, and may have done what it was told.
+            perhaps_applied: jvm && !call.is_read(),
+            blame: true,
             retry_after: None,
         },
+    }
+}
+
+impl Greeting {
+    async fn of(mut response: Response) -> Self {
+        let status = response.status();
+        let mut jvm = response.headers().contains_key(REQUEST_ID);
+        let mut body = BytesMut::new();
+        while !jvm && body.len() < STRANGER_BYTES {
+            let Ok(Some(chunk)) = response.chunk().await else { break };
+            body.extend_from_slice(&chunk);
+        }
+        jvm |= decode::is_jvm_refusal(&body);
+        Self { status, jvm }
     }
 }
 

@@ -23,6 +23,10 @@ pub const OWNER: &str = "x-cosky-owner";
 /// Header of every answer: the server's version.
 pub const VERSION: &str = "x-cosky-version";
 
+/// How the text of a 404 begins when it is the path that is unknown, and not what the path names. By it a client knows a
+/// server that is too old.
+pub const NO_SUCH_PATH: &str = "there is no such path";
+
 /// Whole milliseconds.
 pub fn millis(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
