@@ -149,7 +149,7 @@ impl Scope {
     pub fn services(services: impl IntoIterator<Item = ServiceId>) -> Result<Self, Error> {
         let services: BTreeSet<_> = services.into_iter().collect();
         if services.is_empty() || services.len() > crate::limits::WATCHED_SERVICES {
-            return Err(Error::invalid("service", "a watch names from 1 to 1000 services, or none for all"));
+            return Err(Error::invalid("service", "name from 1 to 1000 services, or none for all"));
         }
         Ok(Self::Services(services))
     }

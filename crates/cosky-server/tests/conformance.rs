@@ -20,12 +20,15 @@ struct Remote {
     engine: Arc<Embedded>,
     clock: ManualClock,
     served: AbortHandle,
-    _dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
 }
 
 impl Remote {
     async fn new() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::on(Arc::new(tempfile::tempdir().unwrap())).await
+    }
+
+    async fn on(dir: Arc<tempfile::TempDir>) -> Self {
         let clock = ManualClock::new();
         // Beside the `Date` of the server's answers, which is the machine's.
         clock.set_unix(SystemClock.unix());
@@ -43,7 +46,7 @@ impl Remote {
         // A case may load the machine for longer than a service would let its registry take.
         let patient = Duration::from_secs(30);
         let cosky = Cosky::connect(address).login("cosky", PASSWORD).request_timeout(patient).await.unwrap();
-        Self { registry: cosky.registry(), engine, clock, served, _dir: dir }
+        Self { registry: cosky.registry(), engine, clock, served, dir }
     }
 }
 
@@ -57,6 +60,16 @@ impl Drop for Remote {
 impl World for Remote {
     fn registry(&self) -> Arc<dyn Registry> {
         self.registry.clone()
+    }
+
+    async fn reopen(&self) -> Arc<dyn World> {
+        self.served.abort();
+        self.engine.close().await;
+        Arc::new(Self::on(self.dir.clone()).await)
+    }
+
+    async fn another(&self) -> Arc<dyn World> {
+        Arc::new(Self::new().await)
     }
 
     fn ttl(&self) -> Ttl {

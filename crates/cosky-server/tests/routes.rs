@@ -124,6 +124,7 @@ async fn every_read_says_how_far_it_can_be_trusted() {
             "/services/order/lb",
             "/services/order/instances/order%40http%2310.0.0.1%238080",
             "/stat",
+            "/digest",
         ];
         let with_index = of_one_namespace.map(|path| (format!("{NS}{path}"), true));
         let without = ["/v1/namespaces".to_owned(), format!("{NS}/stat/topology")].map(|path| (path, false));
@@ -408,6 +409,37 @@ async fn a_choice_is_weighted_and_in_service() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_digest_covers_what_is_named() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let path = format!("{NS}/digest");
+    let nothing = json!({"digest": "0000000000000000"});
+    assert_eq!(client.get(&path).await.expect(200).value(), nothing);
+    client.register("order", &instance("10.0.0.1", 8080)).await;
+    let one = client.get(&path).await.expect(200);
+    let list = client.get(&format!("{NS}/services/order/instances")).await;
+    assert_eq!(one.header("x-cosky-index"), list.header("x-cosky-index"));
+    assert_ne!(one.value(), nothing);
+    assert_eq!(one.value()["digest"].as_str().unwrap().len(), 16);
+    client.register("a/b", &instance("10.0.0.2", 8080)).await;
+    let named = [
+        ("?service=order", one.value()),
+        ("?service=absent&service=order&service=order", one.value()),
+        ("?service=absent", nothing),
+        ("?service=a%2Fb&service=order", client.get(&path).await.expect(200).value()),
+    ];
+    for (query, digest) in named {
+        assert_eq!(client.get(&format!("{path}{query}")).await.expect(200).value(), digest, "{query}");
+    }
+    let many = (0..1001).map(|n| format!("service={n}")).collect::<Vec<_>>();
+    client.get(&format!("{path}?{}", many[..1000].join("&"))).await.expect(200);
+    client.get(&format!("{path}?{}", many.join("&"))).await.refused(400, "invalid_argument", "service");
+    client.get(&format!("{path}?service=a%40b")).await.refused(400, "invalid_argument", "serviceId");
+    client.get("/v1/namespaces/a:b/digest").await.refused(400, "invalid_argument", "namespace");
+    client.delete(&path).await.refused(405, "method_not_allowed", "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_route_needs_a_credential() {
     let server = Setup::new().auth().start().await;
     let mut client = server.client().await;
@@ -432,6 +464,7 @@ async fn every_route_needs_a_credential() {
         ("PUT", format!("{ORDER}/beat")),
         ("GET", format!("{NS}/services/order/lb")),
         ("POST", format!("{NS}/beats")),
+        ("GET", format!("{NS}/digest")),
         ("GET", format!("{NS}/watch")),
     ];
     for (method, path) in &routes {

@@ -4,6 +4,7 @@
 mod conformance;
 mod durability;
 mod faulty;
+mod identity;
 mod model;
 mod open;
 mod restart;

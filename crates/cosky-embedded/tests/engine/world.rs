@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use cosky_core::{Accounts, Clock, Registry, Ttl};
+use cosky_core::{Accounts, Clock, Registry, Store as _, Ttl};
 use cosky_embedded::{Embedded, Limits, OpenError, Options};
 use cosky_testkit::{ManualClock, conformance::World, disk::Disk};
 
@@ -13,14 +13,18 @@ const WATCHER_QUEUE: usize = 512;
 pub(crate) struct Memory {
     pub(crate) engine: Arc<Embedded>,
     pub(crate) clock: ManualClock,
+    disk: Disk,
     patience: Duration,
 }
 
 impl Memory {
     pub(crate) async fn new() -> Self {
-        let clock = ManualClock::new();
-        let engine = open(&Disk::new(), &clock).await.expect("an empty disk can be opened");
-        Self { engine: Arc::new(engine), clock, patience: Duration::from_secs(20) }
+        Self::on(Disk::new(), ManualClock::new(), Duration::from_secs(20)).await
+    }
+
+    async fn on(disk: Disk, clock: ManualClock, patience: Duration) -> Self {
+        let engine = open(&disk, &clock).await.expect("the disk can be opened");
+        Self { engine: Arc::new(engine), clock, disk, patience }
     }
 
     /// Gives up early what never comes, where that is what is expected.
@@ -47,6 +51,15 @@ impl World for Memory {
 
     fn accounts(&self) -> Arc<dyn Accounts> {
         Arc::clone(&self.engine) as _
+    }
+
+    async fn reopen(&self) -> Arc<dyn World> {
+        self.engine.close().await;
+        Arc::new(Self::on(self.disk.clone(), self.clock.clone(), self.patience).await)
+    }
+
+    async fn another(&self) -> Arc<dyn World> {
+        Arc::new(Self::on(Disk::new(), self.clock.clone(), self.patience).await)
     }
 
     fn ring(&self) -> usize {

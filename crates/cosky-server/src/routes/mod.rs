@@ -3,6 +3,7 @@
 mod beats;
 mod choose;
 mod consumer;
+mod digest;
 mod instances;
 mod namespaces;
 mod place;
@@ -72,6 +73,7 @@ pub fn router() -> OpenApiRouter<AppState> {
         .routes(routes!(choose::choose))
         .routes(routes!(beats::beat))
         .routes(routes!(beats::beats))
+        .routes(routes!(digest::digest))
         .routes(routes!(watch::watch))
 }
 

@@ -14,7 +14,7 @@ use cosky_core::{
 use http::{HeaderMap, HeaderName, header};
 
 use super::{
-    Refused, consumer, counted,
+    Refused, consumer, counted, digest,
     place::InNamespace,
     poll::remaining,
     stream::{MayWatch, WatchBody},
@@ -66,7 +66,7 @@ impl Asked {
                 _ => {}
             }
         }
-        let scope = if services.is_empty() { Scope::All } else { Scope::services(services)? };
+        let scope = digest::scope(services)?;
         // A browser repeats the id of the server that it last spoke to, whatever kind that was: what is no index gets a
         // snapshot, as an index of another server does.
         let resumed = || headers.get(LAST_EVENT_ID)?.to_str().ok()?.parse().ok();

@@ -191,7 +191,7 @@ pub async fn a_beat_keeps_an_edit(world: Arc<dyn World>) {
     assert_eq!(*found.metadata(), edit);
 }
 
-async fn beat(registry: &dyn Registry, new: &Registration) -> Beat {
+pub(super) async fn beat(registry: &dyn Registry, new: &Registration) -> Beat {
     let id = new.id();
     let key = BeatKey { service: new.service.as_str(), instance: id.as_str() };
     let answers = registry.beat(&shop(), &[key]).await.unwrap();

@@ -14,6 +14,7 @@
 pub mod accounts;
 pub mod beats;
 pub mod deregistration;
+pub mod digest;
 pub mod expiry;
 pub mod freeze;
 pub mod lag;
@@ -22,6 +23,7 @@ pub mod namespaces;
 pub mod reads;
 pub mod registration;
 pub mod services;
+pub mod store;
 pub mod topology;
 mod view;
 pub mod watch;
@@ -158,6 +160,17 @@ suite! { $
             nothing_is_missed_or_doubled_by_resuming,
             what_is_told_adds_up_to_what_is_read,
             a_slow_reader_delays_nobody;
+        digest:
+            equal_content_has_one_digest,
+            every_change_is_in_the_digest,
+            life_is_not_in_the_digest,
+            the_dead_leave_the_digest,
+            a_digest_covers_its_scope,
+            a_digest_is_of_its_index;
+        store:
+            every_snapshot_names_the_store,
+            reopening_is_counted,
+            another_store_has_another_id;
         topology:
             dependencies_are_noted_once,
             nobody_depends_on_themselves,

@@ -159,11 +159,12 @@ async fn place(registry: &dyn Registry, namespace: &Namespace) -> Index {
     let one = registry.instance(namespace, &order, "order@http#10.0.0.1#80").await.unwrap();
     let stats = registry.service_stats(namespace).await.unwrap();
     let stat = registry.stat(namespace).await.unwrap();
-    let places = [services.index, instances.index, one.index, stats.index, stat.index];
+    let digest = registry.digest(namespace, &Scope::All).await.unwrap();
+    let places = [services.index, instances.index, one.index, stats.index, stat.index, digest.index];
     assert!(places.iter().all(|place| *place == places[0]), "{places:?}");
-    let states = [services.state, instances.state, one.state, stats.state, stat.state];
-    assert_eq!(states, [StoreState::Live; 5]);
-    let ages = [services.age, instances.age, one.age, stats.age, stat.age];
-    assert_eq!(ages, [Duration::ZERO; 5]);
+    let states = [services.state, instances.state, one.state, stats.state, stat.state, digest.state];
+    assert_eq!(states, [StoreState::Live; 6]);
+    let ages = [services.age, instances.age, one.age, stats.age, stat.age, digest.age];
+    assert_eq!(ages, [Duration::ZERO; 6]);
     places[0]
 }

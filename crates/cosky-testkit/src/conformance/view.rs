@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cosky_core::{
     Change, Error, Event, Index, Instance, InstanceId, InstanceOp, Namespace, Registry, Scope, ServiceId,
-    ServiceInstance, ServiceOp, Snapshot, WatchStream,
+    ServiceInstance, ServiceOp, Snapshot, WatchStream, digest::Digest,
 };
 use futures_util::StreamExt;
 
@@ -115,6 +115,11 @@ impl View {
             view.insert(service, by_id(&list));
         }
         Self(view)
+    }
+
+    /// The digest of all that is known.
+    pub(super) fn digest(&self) -> u64 {
+        Digest::of(self.0.values().flat_map(BTreeMap::values).map(|instance| &**instance)).get()
     }
 
     /// Takes an event in, and checks that it fits what is known.

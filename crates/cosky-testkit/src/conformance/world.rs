@@ -21,6 +21,12 @@ pub trait World: Send + Sync + 'static {
         panic!("this engine keeps no accounts")
     }
 
+    /// Closes the store, opens it again, and gives the world in which it lives on. This one is of no use any more.
+    async fn reopen(&self) -> Arc<dyn World>;
+
+    /// A world like this one, with an empty store of its own.
+    async fn another(&self) -> Arc<dyn World>;
+
     /// How many changes a watcher may fall behind before it is cut off.
     ///
     /// # Panics

@@ -56,6 +56,14 @@ pub enum Fault {
     ResumesAtHead,
     /// P4: a filter is not heeded.
     FilterIgnored,
+    /// P4: a digest does not tell other metadata.
+    DigestWithoutMetadata,
+    /// P4: a digest covers the whole namespace, whatever services are named.
+    DigestOfAll,
+    /// P5: every store has the same id.
+    StoresLookAlike,
+    /// P5: a store is always opened for the first time.
+    OpeningsNotCounted,
     /// P5: an answer that is long past says that it is live.
     StaleRead,
     /// P6: some writes are acknowledged and not made.
@@ -114,6 +122,10 @@ impl Fault {
         (Self::NeverResumes, "watch::a_watch_resumes_anywhere"),
         (Self::ResumesAtHead, "watch::a_watch_resumes_anywhere"),
         (Self::FilterIgnored, "watch::a_filter_covers_what_it_names"),
+        (Self::DigestWithoutMetadata, "digest::every_change_is_in_the_digest"),
+        (Self::DigestOfAll, "digest::a_digest_covers_its_scope"),
+        (Self::StoresLookAlike, "store::another_store_has_another_id"),
+        (Self::OpeningsNotCounted, "store::reopening_is_counted"),
         (Self::StaleRead, "reads::a_read_is_not_older_than_an_event"),
         (Self::AcknowledgedOnly, "reads::everybody_reads_their_own_writes"),
         (Self::HalfWritten, "metadata::a_patch_that_is_too_large_changes_nothing"),
@@ -140,6 +152,7 @@ pub struct FaultyWorld {
     good: Arc<dyn World>,
     registry: Arc<dyn Registry>,
     accounts: Arc<dyn Accounts>,
+    fault: Option<Fault>,
 }
 
 impl FaultyWorld {
@@ -147,7 +160,7 @@ impl FaultyWorld {
     pub fn new(good: Arc<dyn World>, fault: Option<Fault>) -> Self {
         let registry = Arc::new(registry::Faulty::new(good.registry(), fault));
         let accounts = Arc::new(accounts::Faulty::new(good.accounts(), fault));
-        Self { good, registry, accounts }
+        Self { good, registry, accounts, fault }
     }
 }
 
@@ -159,6 +172,14 @@ impl World for FaultyWorld {
 
     fn accounts(&self) -> Arc<dyn Accounts> {
         Arc::clone(&self.accounts)
+    }
+
+    async fn reopen(&self) -> Arc<dyn World> {
+        Arc::new(Self::new(self.good.reopen().await, self.fault))
+    }
+
+    async fn another(&self) -> Arc<dyn World> {
+        Arc::new(Self::new(self.good.another().await, self.fault))
     }
 
     fn ring(&self) -> usize {

@@ -11,7 +11,9 @@ use async_trait::async_trait;
 use cosky_core::{
     Beat, BeatKey, ConsumerName, Error, Index, Life, Metadata, MetadataPatch, Namespace, Owner, Read,
     Registered, Registration, Registry, Result, Scope, ServiceId, ServiceInstance, ServiceStat, Stat, Ttl,
-    WatchStream, limits::BEATS,
+    WatchStream,
+    digest::{Digest, of_instance},
+    limits::BEATS,
 };
 
 use super::{Every, Fault, stream};
@@ -279,7 +281,18 @@ impl Registry for Faulty {
     }
 
     async fn digest(&self, namespace: &Namespace, scope: &Scope) -> Result<Read<u64>> {
-        Ok(self.place(self.good.digest(namespace, scope).await?))
+        let scope = if self.has(Fault::DigestOfAll) { &Scope::All } else { scope };
+        let mut read = self.good.digest(namespace, scope).await?;
+        if self.has(Fault::DigestWithoutMetadata) {
+            let mut digest = Digest::default();
+            for service in self.good.services(namespace).await?.value {
+                for found in self.good.instances(namespace, &service).await?.value {
+                    digest.add(of_instance(&found.with_metadata(Metadata::default())));
+                }
+            }
+            read.value = digest.get();
+        }
+        Ok(self.place(read))
     }
 
     async fn add_dependency(

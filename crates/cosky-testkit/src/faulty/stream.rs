@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cosky_core::{Change, Event, InstanceOp, Namespace, Registry, Result, Scope, ServiceOp, WatchStream};
+use cosky_core::{
+    Change, Event, InstanceOp, Namespace, Registry, Result, Scope, ServiceOp, Snapshot, StoreId, WatchStream,
+};
 use futures_util::{StreamExt, stream};
 
 use super::{Every, Fault};
@@ -10,6 +12,8 @@ use super::{Every, Fault};
 /// `good` as a watcher hears it through `fault`.
 pub(super) fn faulty(good: WatchStream, fault: Option<Fault>) -> WatchStream {
     match fault {
+        Some(Fault::StoresLookAlike) => stores(good, |store| StoreId { id: 1, ..store }),
+        Some(Fault::OpeningsNotCounted) => stores(good, |store| StoreId { opened: 1, ..store }),
         Some(Fault::ExpiresSilently) => each(good, |change| match change.event {
             Event::Instance { op: InstanceOp::Expired, .. } => vec![],
             _ => vec![change],
@@ -104,6 +108,17 @@ fn each(
         stream::iter(items)
     });
     Box::pin(told)
+}
+
+/// Names another store in each snapshot.
+fn stores(good: WatchStream, tell: fn(StoreId) -> StoreId) -> WatchStream {
+    each(good, move |change| match &change.event {
+        Event::Snapshot(snapshot) => {
+            let snapshot = Snapshot { store: snapshot.store.map(tell), ..snapshot.clone() };
+            vec![Arc::new(Change::new(change.index, Event::Snapshot(snapshot)))]
+        }
+        _ => vec![change],
+    })
 }
 
 /// Lets two changes that follow each other change places when `swap` says so.

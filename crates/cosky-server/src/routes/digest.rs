@@ -1,0 +1,51 @@
+//! Whether a client holds what the store holds, without sending either.
+
+use axum::{extract::State, response::IntoResponse};
+use cosky_core::{Result, Scope, ServiceId, wire::DigestBody};
+
+use super::{Refused, counted, place::InNamespace, read::Seen};
+use crate::{
+    ApiResult, AppState,
+    extract::{Json, Query},
+    metrics::Operation,
+};
+
+/// The services that a query names, or all.
+pub(super) fn scope(services: Vec<ServiceId>) -> Result<Scope> {
+    if services.is_empty() { Ok(Scope::All) } else { Scope::services(services) }
+}
+
+/// Digest of a namespace's instances
+///
+/// Equal to the digest of what a client holds when it holds the same, in whatever order. It covers what was registered (id,
+/// schema, host, port, weight, ephemeral, metadata), not how long an instance still lives. The number of an instance is the
+/// XXH64, with seed 0, of: id, schema and host as texts, port and weight in 4 bytes each, 1 or 0 in one byte for ephemeral or
+/// permanent, the number of metadata entries in 8 bytes, and of each entry, sorted by key, key and value as texts. A text is
+/// its length in 8 bytes and then its UTF-8 bytes; numbers are little endian. The digest is the sum of the numbers modulo
+/// 2⁶⁴, and 0 without instances.
+#[utoipa::path(
+    get, path = "/v1/namespaces/{namespace}/digest", tag = "instances", operation_id = "digest",
+    params(
+        ("namespace" = String, Path, description = "The namespace"),
+        ("service" = Option<Vec<String>>, Query, description = "The services that it covers, whether they exist or not: up \
+            to 1,000, as far as the address may be long; the whole namespace without")
+    ),
+    responses(
+        (status = 200, description = "The digest", body = DigestBody, headers(
+            ("X-Cosky-Index" = String, description = "The last change that is in the answer, opaque"),
+            ("X-Cosky-Age" = u64, description = "Age of the answer in milliseconds, 0 when live"),
+            ("X-Cosky-State" = String, description = "`live`, `stale` or `protected`"),
+        )),
+        Refused
+    )
+)]
+pub(super) async fn digest(
+    State(state): State<AppState>,
+    InNamespace(namespace): InNamespace,
+    Query(query): Query<Vec<(String, String)>>,
+) -> ApiResult<impl IntoResponse> {
+    let services = query.iter().filter(|(name, _)| name == "service").map(|(_, value)| ServiceId::new(value));
+    let scope = scope(services.collect::<Result<_>>()?)?;
+    let read = counted(&state, Operation::Read, state.store.digest(&namespace, &scope).await)?;
+    Ok((Seen::from(&read), Json(DigestBody { digest: read.value })))
+}
