@@ -78,22 +78,34 @@ struct Log {
 /// When it cannot be built.
 pub fn cosky_binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| std::env::var_os("CARGO_BIN_EXE_cosky").map_or_else(build, PathBuf::from))
+    BINARY.get_or_init(|| {
+        std::env::var_os("CARGO_BIN_EXE_cosky")
+            .map_or_else(|| build("cosky-cli", &["--bin", "cosky"], "cosky"), PathBuf::from)
+    })
 }
 
-fn build() -> PathBuf {
+/// The path of an example of `package`, built now. Tests that need processes of their own start it.
+///
+/// # Panics
+/// When it cannot be built.
+pub fn example_binary(package: &str, name: &str) -> PathBuf {
+    build(package, &["--example", name], name)
+}
+
+fn build(package: &str, target: &[&str], name: &str) -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = std::process::Command::new(cargo)
-        .args(["build", "--quiet", "-p", "cosky-cli", "--bin", "cosky", "--message-format", "json"])
+        .args(["build", "--quiet", "--message-format", "json", "-p", package])
+        .args(target)
         .current_dir(env!("CARGO_MANIFEST_DIR"))
         .stderr(Stdio::inherit())
         .output()
         .expect("cargo starts, since it started this test");
-    assert!(built.status.success(), "cosky-cli does not build");
+    assert!(built.status.success(), "{name} of {package} does not build");
     String::from_utf8_lossy(&built.stdout)
         .lines()
         .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-        .filter(|message| message["target"]["name"] == "cosky" && message["executable"].is_string())
+        .filter(|message| message["target"]["name"] == name && message["executable"].is_string())
         .find_map(|message| message["executable"].as_str().map(PathBuf::from))
         .expect("cargo names the executable that it built")
 }

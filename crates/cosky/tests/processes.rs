@@ -1,6 +1,4 @@
 //! Providers in processes of their own: paused, killed, told to end, and replaced one by one.
-//!
-//! A provider is this test binary again, running [`provider`] alone with its part in the environment.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -8,102 +6,24 @@ mod support;
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
-    process::{ExitStatus, Stdio},
     time::{Duration, Instant},
 };
 
-use cosky::{Cosky, Instance};
 use cosky_core::{Event, InstanceOp, Registry as _, Scope};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use support::{
     NS, Server, namespace,
+    part::Provider,
     proxy::{Mode, Proxy},
     until,
 };
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
-    net::{TcpListener, TcpStream},
-    process::{Child, Command},
-    signal::unix::{SignalKind, signal},
+    net::TcpStream,
     time::{sleep, timeout},
 };
 
 const TTL: Duration = Duration::from_secs(3);
 const RENEW: Duration = Duration::from_secs(1);
-/// How long a provider goes on serving after its goodbye, for those who chose it just before.
-const DRAIN: Duration = Duration::from_millis(300);
-
-/// Where a provider finds its registry.
-const ADDRESS: &str = "COSKY_TEST_PROVIDER_ADDRESS";
-/// On which address of this machine it listens.
-const HOST: &str = "COSKY_TEST_PROVIDER_HOST";
-
-/// The part of a child process: listens, registers, and ends as a provider should when it gets SIGTERM.
-#[test]
-#[ignore = "a part of the other tests, which start it"]
-fn provider() {
-    let address = std::env::var(ADDRESS).expect("the other tests say where the registry is");
-    let host: Ipv4Addr = std::env::var(HOST).unwrap().parse().unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let listener = TcpListener::bind((host, 0)).await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        tokio::spawn(async move {
-            loop {
-                let _ = listener.accept().await;
-            }
-        });
-        let mut terminate = signal(SignalKind::terminate()).unwrap();
-        let shop = Cosky::connect(address).await.unwrap().namespace(NS).unwrap();
-        let instance = Instance::http("stock", host.to_string(), port).ttl(TTL).weight(7);
-        let handle = shop.register(instance.metadata("zone", "z1").metadata("version", "4")).await.unwrap();
-        // On a line of its own, whatever the test harness writes before.
-        println!("\nport {port}");
-        terminate.recv().await;
-        let closed = handle.close().await;
-        sleep(DRAIN).await;
-        std::process::exit(if closed.is_ok() { 0 } else { 3 });
-    });
-}
-
-/// A provider process. Killed when it is dropped.
-struct Provider {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Provider {
-    async fn start(registry: &str, host: Ipv4Addr) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "provider", "--ignored", "--nocapture", "--test-threads=1"])
-            .env(ADDRESS, registry)
-            .env(HOST, host.to_string())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let port = async {
-            loop {
-                let line = lines.next_line().await.unwrap().expect("the provider registers");
-                if let Some(port) = line.strip_prefix("port ") {
-                    return port.parse().unwrap();
-                }
-            }
-        };
-        let port: u16 = timeout(support::PATIENCE, port).await.expect("the provider registers in time");
-        Self { child, address: (host, port).into() }
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.child.id().unwrap().try_into().unwrap()).unwrap();
-        kill_process(pid, signal).unwrap();
-    }
-
-    async fn ended(&mut self) -> ExitStatus {
-        timeout(support::PATIENCE, self.child.wait()).await.expect("the provider ends").unwrap()
-    }
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn c24_after_a_pause_longer_than_the_ttl_it_is_back_as_it_was() {
@@ -126,7 +46,7 @@ async fn c24_after_a_pause_longer_than_the_ttl_it_is_back_as_it_was() {
     assert_eq!(before[0]["weight"], 7);
     let mut watch = shop.watch(Scope::All);
     watch.next().await;
-    provider.signal(Signal::STOP);
+    provider.part.signal(Signal::STOP);
     let paused = Instant::now();
     until("it is gone", async || server.ids("stock").await.is_empty()).await;
     assert!(paused.elapsed() <= TTL + Duration::from_millis(1500), "{:?}", paused.elapsed());
@@ -134,7 +54,7 @@ async fn c24_after_a_pause_longer_than_the_ttl_it_is_back_as_it_was() {
         assert!(server.ids("stock").await.is_empty(), "nobody beats for it");
         sleep(Duration::from_millis(100)).await;
     }
-    provider.signal(Signal::CONT);
+    provider.part.signal(Signal::CONT);
     let back = until("it is back", async || !server.ids("stock").await.is_empty()).await;
     assert!(back <= RENEW + Duration::from_secs(1), "{back:?}");
     assert_eq!(json().await, before);
@@ -157,10 +77,10 @@ async fn c28_a_killed_provider_leaves_an_idle_consumer_in_time() {
     assert!(view.choose().is_ok());
     // Somewhere between two beats.
     sleep(RENEW * 3 / 2).await;
-    provider.signal(Signal::KILL);
+    provider.part.signal(Signal::KILL);
     // The last beat came before this, so that the bound below is only wider than the promise by a few ms.
     let killed = Instant::now();
-    provider.ended().await;
+    provider.part.ended().await;
     // Nobody reads and nobody writes: the consumer only waits.
     timeout(2 * TTL, view.changed()).await.expect("it hears of the death");
     assert!(view.choose().is_err());
@@ -208,9 +128,9 @@ async fn c32_a_rolling_update_to_new_addresses() {
     for (at, provider) in old.iter_mut().enumerate() {
         new.push(Provider::start(&server.url(), host(12 + at as u8)).await);
         let killed = at % 2 == 0;
-        provider.signal(if killed { Signal::KILL } else { Signal::TERM });
+        provider.part.signal(if killed { Signal::KILL } else { Signal::TERM });
         ends.insert(provider.address, (Instant::now(), killed));
-        let status = provider.ended().await;
+        let status = provider.part.ended().await;
         assert_eq!(status.success(), !killed, "{status}");
     }
     let addresses: Vec<_> = new.iter().map(|provider| provider.address).collect();
@@ -247,12 +167,12 @@ async fn c33_a_provider_says_goodbye_then_drains_then_ends() {
     let proxy = Proxy::before(server.address).await;
     let mut provider = Provider::start(&proxy.url(), Ipv4Addr::LOCALHOST).await;
     sleep(RENEW * 3 / 2).await;
-    provider.signal(Signal::TERM);
+    provider.part.signal(Signal::TERM);
     until("it is gone", async || server.ids("stock").await.is_empty()).await;
     // Whoever chose it just before still gets through.
     assert!(TcpStream::connect(provider.address).await.is_ok(), "it drains after its goodbye");
     let start = Instant::now();
-    assert_eq!(provider.ended().await.code(), Some(0));
+    assert_eq!(provider.part.ended().await.code(), Some(0));
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
     let goodbye = proxy.seen("DELETE", "").last().unwrap().at;
     assert!(proxy.seen("POST", "/beats").iter().all(|beat| beat.at < goodbye));
@@ -263,8 +183,8 @@ async fn c33_a_provider_says_goodbye_then_drains_then_ends() {
         let mut provider = Provider::start(&proxy.url(), Ipv4Addr::LOCALHOST).await;
         proxy.set(mode);
         let start = Instant::now();
-        provider.signal(Signal::TERM);
-        assert_eq!(provider.ended().await.code(), Some(3), "it says that its goodbye was not heard");
+        provider.part.signal(Signal::TERM);
+        assert_eq!(provider.part.ended().await.code(), Some(3), "it says that its goodbye was not heard");
         assert!(start.elapsed() <= Duration::from_secs(10), "{mode:?}: {:?}", start.elapsed());
     }
 }

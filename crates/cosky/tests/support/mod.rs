@@ -2,6 +2,7 @@
 #![expect(dead_code, reason = "each test binary uses a part of it")]
 
 pub(crate) mod desk;
+pub(crate) mod part;
 pub(crate) mod proxy;
 
 use std::{
