@@ -85,7 +85,7 @@ fn code(error: &anyhow::Error) -> u8 {
         Some(_) => ERROR,
         None => match error.downcast_ref::<cosky::Error>() {
             Some(cosky::Error::Config { .. } | cosky::Error::Period { .. }) => USAGE,
-            Some(cosky::Error::NotCosky(_)) => UNREACHABLE,
+            Some(cosky::Error::NotCosky(_) | cosky::Error::TooOld(_)) => UNREACHABLE,
             _ => ERROR,
         },
     }

@@ -209,6 +209,7 @@ impl TokenSource for StoredLogin {
         token.map_err(|error| match error.downcast::<cosky::Error>() {
             Ok(cosky::Error::Registry(error)) => error,
             Ok(cosky::Error::NotCosky(stranger)) => stranger.into(),
+            Ok(cosky::Error::TooOld(old)) => old.into(),
             Ok(other) => Error::Unauthorized { reason: other.to_string() },
             Err(error) => match error.downcast::<Error>() {
                 Ok(error) => error,
