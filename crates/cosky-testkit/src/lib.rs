@@ -5,6 +5,7 @@
 //! * [`ManualClock`]: time that moves when a test says so;
 //! * [`disk`]: a disk that fills up, fails and loses power;
 //! * [`proxy`]: a network that delays, holds, swallows and cuts, between a client and a server;
+//! * [`sim`]: a store, servers and links in virtual time, every fault of them drawn from a seed;
 //! * [`process`]: the built `cosky` binary as a server that ends with the test.
 //!
 //! Its functions panic when something is not as it should be, since a test is what calls them.
@@ -16,5 +17,6 @@ pub mod disk;
 pub mod faulty;
 pub mod process;
 pub mod proxy;
+pub mod sim;
 
 pub use clock::ManualClock;
