@@ -549,7 +549,7 @@ impl Registry for Link {
             let item = subscription.next().await?;
             Some((item, subscription))
         };
-        Ok(Box::pin(stream::unfold(subscription, move |subscription| next(subscription))))
+        Ok(Box::pin(stream::unfold(subscription, next)))
     }
 }
 

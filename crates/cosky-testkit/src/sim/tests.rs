@@ -219,7 +219,8 @@ fn a_server_that_is_cut_off_says_so_and_catches_up() {
     simulate(async || {
         let sim = Sim::new(7, shape(2, 100));
         let (writer, reader) = (sim.link(Quality::perfect()), sim.link(Quality::perfect()));
-        (writer.pin(0), reader.pin(1));
+        writer.pin(0);
+        reader.pin(1);
         let mut stream = watch(&reader).await;
         sim.cut_off_server(1, 10 * SECOND);
         assert!(matches!(stream.next().await.unwrap().unwrap().event, Event::State(StoreState::Stale)));
