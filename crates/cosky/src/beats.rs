@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::{
     backoff::Backoff,
-    entry::{Entry, Phase},
+    entry::{Entry, Leave, Phase},
     instance::Wanted,
     transport::rounded,
 };
@@ -27,6 +27,8 @@ use crate::{
 pub(crate) const REGISTRATIONS: usize = 10_000;
 /// Registrations under way at one time after many instances were lost together.
 const RETURNING: usize = 16;
+/// How long the deregistration of a permanent instance is tried: nothing else ends it.
+const PERMANENT_GOODBYE: Duration = Duration::from_secs(600);
 
 /// The instances of one namespace.
 pub(crate) struct Keeper {
@@ -80,6 +82,10 @@ impl Keeper {
         &self.namespace
     }
 
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<InstanceId, Arc<Entry>>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,7 +107,7 @@ impl Keeper {
         if entries.len() >= REGISTRATIONS {
             return Err(Error::Exhausted { what: "registrations of one client", limit: REGISTRATIONS });
         }
-        let entry = Arc::new(Entry::new(wanted.registration.clone(), wanted.beat_every, phase));
+        let entry = Arc::new(Entry::new(wanted, phase));
         entry.handle_added();
         entries.insert(id, entry.clone());
         drop(entries);
@@ -109,11 +115,21 @@ impl Keeper {
         Ok((entry, true))
     }
 
-    /// Registers `entry` with `wanted`'s data.
+    /// An entry that nobody is ever told of.
+    pub(crate) fn disabled(wanted: &Wanted) -> Arc<Entry> {
+        let entry = Arc::new(Entry::new(wanted, Phase::Left));
+        entry.handle_added();
+        entry
+    }
+
+    /// Registers `entry` with `wanted`'s data, within its timeout.
     pub(crate) async fn register(&self, entry: &Entry, wanted: &Wanted) -> Result<Registered, Error> {
         let mut new = wanted.registration.clone();
         new.owner = Some(entry.owner.clone());
-        self.registry.register(&self.namespace, &new).await
+        entry.asked();
+        let limit = wanted.limits.timeout.unwrap_or(self.limit);
+        let answer = timeout(limit, self.registry.register(&self.namespace, &new)).await;
+        answer.unwrap_or_else(|_| Err(late(limit)))
     }
 
     /// Looks again at what is due.
@@ -133,9 +149,24 @@ impl Keeper {
     pub(crate) fn drop_handle(self: &Arc<Self>, entry: &Arc<Entry>) {
         // Under the lock of the entries, so that no new handle comes between.
         let entries = self.lock();
-        if entry.handle_dropped() && entry.begin_to_leave() {
+        if entry.handle_dropped() {
+            let leave = entry.begin_to_leave();
             drop(entries);
-            self.leave(entry.clone());
+            self.follow(entry, leave);
+        }
+    }
+
+    /// Takes an entry out, if nobody else has begun to: stops its beats, and tells the server when that was ever told of
+    /// it. Its state says when that is done.
+    pub(crate) fn goodbye(self: &Arc<Self>, entry: &Arc<Entry>) {
+        self.follow(entry, entry.begin_to_leave());
+    }
+
+    fn follow(self: &Arc<Self>, entry: &Arc<Entry>, leave: Leave) {
+        match leave {
+            Leave::Begun => {}
+            Leave::Untold => self.forget(entry, Ok(false)),
+            Leave::Goodbye => self.leave(entry.clone()),
         }
     }
 
@@ -157,14 +188,14 @@ impl Keeper {
 
     /// Deregisters an entry that has begun to leave: waits for what is under way, then asks until the server answers or
     /// the instance has outlived its TTL. Goes on when nobody waits for it.
-    pub(crate) fn leave(self: &Arc<Self>, entry: Arc<Entry>) {
+    fn leave(self: &Arc<Self>, entry: Arc<Entry>) {
         self.leaving.send_modify(|leaving| *leaving += 1);
         let keeper = self.clone();
         self.runtime.spawn(async move {
             let outcome = keeper.deregister(&entry).await;
             match &outcome {
                 Ok(was_there) => tracing::info!(instance.id = %entry.id, was_there, "deregistered"),
-                Err(error) => tracing::warn!(instance.id = %entry.id, %error, "not deregistered; it leaves when its TTL is over"),
+                Err(error) => tracing::warn!(instance.id = %entry.id, %error, "not deregistered, and not tried any more"),
             }
             keeper.forget(&entry, outcome.map_err(crate::Error::from));
             keeper.leaving.send_modify(|leaving| *leaving -= 1);
@@ -174,11 +205,16 @@ impl Keeper {
     async fn deregister(&self, entry: &Entry) -> Result<bool, Error> {
         let _operation = entry.operation.lock().await;
         drop(self.batch.lock().await);
-        let (ttl, last_beat) = {
+        let end = {
             let living = entry.lock();
-            (living.ttl, living.last_beat)
+            let Some(last_asked) = living.last_asked else { return Ok(false) };
+            if living.registration.ephemeral {
+                // Whatever was asked last may have been heard, whether it was answered or not.
+                last_asked + living.vitals.ttl
+            } else {
+                Instant::now() + PERMANENT_GOODBYE
+            }
         };
-        let end = last_beat.unwrap_or_else(Instant::now) + ttl;
         let mut backoff = Backoff::reconnect();
         loop {
             let ask = self.registry.deregister(
@@ -208,10 +244,8 @@ impl Keeper {
     /// Begins to leave with every instance, and waits until all have left.
     pub(crate) async fn leave_all(self: &Arc<Self>) {
         let entries: Vec<_> = self.lock().values().cloned().collect();
-        for entry in entries {
-            if entry.begin_to_leave() {
-                self.leave(entry);
-            }
+        for entry in &entries {
+            self.goodbye(entry);
         }
         let _ = self.leaving.subscribe().wait_for(|leaving| *leaving == 0).await;
     }
@@ -251,9 +285,9 @@ impl Keeper {
             let mut living = entry.lock();
             let Some(due) = living.due else { continue };
             match living.phase {
-                Phase::Beating if due <= now + living.period / 10 && plan.beats.len() < BEATS => {
+                Phase::Beating if due <= now + living.vitals.period / 10 && plan.beats.len() < BEATS => {
                     plan.beats.push((entry.clone(), living.turn));
-                    plan.period = plan.period.min(living.period);
+                    plan.period = plan.period.min(living.vitals.period);
                 }
                 Phase::Absent if due <= now => {
                     if plan.absent.len() < places {
@@ -264,7 +298,7 @@ impl Keeper {
                 Phase::Beating | Phase::Absent => {
                     plan.next = Some(plan.next.map_or(due, |next| next.min(due)))
                 }
-                Phase::Joining | Phase::Returning | Phase::Leaving | Phase::Left => {}
+                Phase::Waiting | Phase::Joining | Phase::Returning | Phase::Leaving | Phase::Left => {}
             }
         }
         // What is only nearly due goes along with what is due, and does not start a batch.
@@ -285,6 +319,9 @@ impl Keeper {
         let limit = self.limit.min(period.mul_f64(0.8));
         let under_way = self.batch.lock().await;
         let sent = Instant::now();
+        for (entry, _) in beats {
+            entry.asked();
+        }
         let answer = timeout(limit, self.registry.beat(&self.namespace, &keys)).await;
         drop(under_way);
         match answer.unwrap_or_else(|_| Err(late(limit))) {
@@ -322,6 +359,7 @@ impl Keeper {
 
     pub(crate) fn deregistered_by_somebody(&self, entry: &Arc<Entry>) {
         tracing::warn!(instance.id = %entry.id, "somebody deregistered the instance; it stops beating");
+        entry.met("somebody deregistered the instance");
         self.forget(entry, Ok(false));
     }
 
@@ -333,16 +371,14 @@ impl Keeper {
             if living.phase != Phase::Returning || living.turn != turn {
                 return;
             }
-            Wanted { registration: living.registration.clone(), beat_every: living.beat_every }
+            let (registration, pace, limits) = (living.registration.clone(), living.pace, living.limits);
+            Wanted { registration, pace, limits, enabled: true, auto_register: true }
         };
-        let answer = timeout(self.limit, self.register(&entry, &wanted)).await;
-        let error = match answer.unwrap_or_else(|_| Err(late(self.limit))) {
-            Ok(registered) => {
-                match entry.registered(wanted.registration, wanted.beat_every, registered.life) {
-                    Ok(()) => return,
-                    Err(error) => Error::Conflict { reason: error.to_string() },
-                }
-            }
+        let error = match self.register(&entry, &wanted).await {
+            Ok(registered) => match entry.registered(wanted, registered.life) {
+                Ok(()) => return,
+                Err(error) => Error::Conflict { reason: error.to_string() },
+            },
             Err(Error::Gone { .. }) => {
                 if entry.phase() == Phase::Returning {
                     self.deregistered_by_somebody(&entry);
@@ -364,5 +400,7 @@ fn late(limit: Duration) -> Error {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod scripted;
 #[cfg(test)]
 mod tests;

@@ -18,6 +18,7 @@ use crate::{
     Access, Error, HttpRegistry, IntoAddresses, NamespaceClient, Result, TokenSource,
     address::Addresses,
     credentials::Source,
+    detect::Home,
     namespace::NamespaceCore,
     session::{Login, Password},
     transport::{Call, Timeouts, Transport},
@@ -39,6 +40,7 @@ struct Inner {
     runtime: Handle,
     default_namespace: Namespace,
     close_timeout: Duration,
+    home: Arc<Home>,
     namespaces: Mutex<HashMap<Namespace, Weak<NamespaceCore>>>,
 }
 
@@ -134,9 +136,16 @@ impl Cosky {
             let limit = NAMESPACES;
             return Err(cosky_core::Error::Exhausted { what: "open namespaces of one client", limit }.into());
         }
-        let Inner { registry, runtime, close_timeout, .. } = &*self.inner;
+        let Inner { registry, runtime, close_timeout, home, .. } = &*self.inner;
         let limit = registry.transport().timeouts().request;
-        let core = NamespaceCore::new(registry.clone(), name.clone(), runtime.clone(), limit, *close_timeout);
+        let core = NamespaceCore::new(
+            registry.clone(),
+            name.clone(),
+            runtime.clone(),
+            limit,
+            *close_timeout,
+            home.clone(),
+        );
         let core = Arc::new(core);
         namespaces.insert(name, Arc::downgrade(&core));
         Ok(NamespaceClient::new(core))
@@ -267,6 +276,7 @@ impl Connect {
         }
         let default_namespace = Namespace::new(self.namespace.as_deref().unwrap_or(Namespace::DEFAULT))?;
         let consumer = self.consumer.as_deref().map(ConsumerName::new).transpose()?;
+        let home = Home::towards(self.addresses.iter().map(String::as_str));
         let transport = Transport::new(
             Addresses::new(self.addresses, self.zone.as_deref())?,
             self.source,
@@ -282,6 +292,7 @@ impl Connect {
             runtime: Handle::current(),
             default_namespace,
             close_timeout: self.close_timeout,
+            home: Arc::new(home),
             namespaces: Mutex::default(),
         };
         Ok(Cosky { inner: Arc::new(inner) })

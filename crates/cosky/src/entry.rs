@@ -11,7 +11,11 @@ use std::{
 use cosky_core::{InstanceId, Life, Metadata, Owner, Registration, ServiceId, Ttl};
 use tokio::{sync::watch, time::Instant};
 
-use crate::{Result, backoff::Backoff, instance};
+use crate::{
+    Result, Vitals,
+    backoff::Backoff,
+    instance::{self, Limits, Pace, Wanted},
+};
 
 /// When the first beat follows a registration.
 const FIRST_BEAT: Duration = Duration::from_secs(1);
@@ -20,6 +24,9 @@ const FIRST_BEAT: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RegistrationState {
+    /// Nobody was told of it yet: it waits for [`crate::NamespaceClient::register_when`]'s check, or for
+    /// [`crate::Registration::begin`].
+    Waiting,
     /// It is being registered, for the first time or again after the server did not know it.
     Registering,
     /// The server has it; the last beat was answered well.
@@ -34,11 +41,22 @@ pub enum RegistrationState {
     },
     /// It is over: closed, dropped, or deregistered by somebody. Nothing of this client brings it back.
     Deregistered,
+    /// It is switched off by [`crate::Instance::enabled`]; nobody is ever told of it.
+    Disabled,
+}
+
+impl RegistrationState {
+    /// Whether nothing follows any more.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Deregistered | Self::Disabled)
+    }
 }
 
 /// What may happen to an entry next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
+    /// Nobody was told of it, and nobody is before something lets it begin.
+    Waiting,
     /// A first registration is being asked for by a caller who waits for it.
     Joining,
     /// The server is not known to have it; it is registered when due.
@@ -51,6 +69,17 @@ pub(crate) enum Phase {
     Leaving,
     /// It is over.
     Left,
+}
+
+/// What there is to do for somebody who wants an entry to leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Leave {
+    /// Nothing: somebody else began before.
+    Begun,
+    /// To forget it: no server was ever told of it.
+    Untold,
+    /// To tell the server.
+    Goodbye,
 }
 
 /// Shared by the handles of one instance and by the task that beats.
@@ -66,6 +95,10 @@ pub(crate) struct Entry {
     pub(crate) state: watch::Sender<RegistrationState>,
     /// What the deregistration answered; set before the state says `Deregistered`.
     pub(crate) outcome: OnceLock<Result<bool>>,
+    /// Tells of every change of its vitals.
+    pub(crate) pulse: watch::Sender<()>,
+    /// What the drain came to, when there was one.
+    pub(crate) drained: tokio::sync::OnceCell<Result<bool>>,
     life: Mutex<Living>,
 }
 
@@ -75,40 +108,49 @@ pub(crate) struct Living {
     pub(crate) phase: Phase,
     /// The newest data that this client knows: what was registered, and metadata that was set or seen since.
     pub(crate) registration: Registration,
-    pub(crate) beat_every: Option<Duration>,
-    pub(crate) ttl: Duration,
-    pub(crate) period: Duration,
+    pub(crate) pace: Pace,
+    pub(crate) limits: Limits,
     /// When it beats or registers next; never, for a permanent instance.
     pub(crate) due: Option<Instant>,
     /// Counts what makes an answer that is still under way stale.
     pub(crate) turn: u64,
-    pub(crate) last_beat: Option<Instant>,
-    /// Failures in a row.
-    pub(crate) failures: u32,
+    /// When the server was last asked to register or renew it, answered or not.
+    pub(crate) last_asked: Option<Instant>,
+    pub(crate) vitals: Vitals,
+    /// Whether this process takes it out: its health is down from then on.
+    pub(crate) leaves_by_itself: bool,
     pub(crate) backoff: Backoff,
 }
 
 impl Entry {
-    pub(crate) fn new(registration: Registration, beat_every: Option<Duration>, phase: Phase) -> Self {
+    pub(crate) fn new(wanted: &Wanted, phase: Phase) -> Self {
+        let registration = wanted.registration.clone();
         let owner = registration.owner.clone().unwrap_or_else(Owner::random);
         let ttl = registration.ttl.unwrap_or(Ttl::DEFAULT).duration();
+        let state = match phase {
+            Phase::Waiting => RegistrationState::Waiting,
+            Phase::Left => RegistrationState::Disabled,
+            _ => RegistrationState::Registering,
+        };
         Self {
             id: registration.id(),
             service: registration.service.clone(),
             operation: tokio::sync::Mutex::new(()),
             handles: AtomicUsize::new(0),
-            state: watch::Sender::new(RegistrationState::Registering),
+            state: watch::Sender::new(state),
             outcome: OnceLock::new(),
+            pulse: watch::Sender::new(()),
+            drained: tokio::sync::OnceCell::new(),
             life: Mutex::new(Living {
                 phase,
                 registration: Registration { owner: Some(owner.clone()), ..registration },
-                beat_every,
-                ttl,
-                period: ttl / 3,
+                pace: wanted.pace,
+                limits: wanted.limits,
                 due: (phase == Phase::Absent).then(Instant::now),
                 turn: 0,
-                last_beat: None,
-                failures: 0,
+                last_asked: None,
+                vitals: Vitals::new(ttl),
+                leaves_by_itself: false,
                 backoff: Backoff::reconnect(),
             }),
             owner,
@@ -140,46 +182,74 @@ impl Entry {
     ///
     /// # Errors
     /// [`crate::Error::Period`] when the wanted period is not below the TTL.
-    pub(crate) fn registered(
-        &self,
-        registration: Registration,
-        beat_every: Option<Duration>,
-        life: Life,
-    ) -> Result<()> {
+    pub(crate) fn registered(&self, wanted: Wanted, life: Life) -> Result<()> {
         let mut living = self.lock();
         if matches!(living.phase, Phase::Leaving | Phase::Left) {
             return Ok(());
         }
+        let registration = wanted.registration;
         let ttl = registration.ttl.map(Ttl::duration).or(life.remaining());
         if let Some(ttl) = ttl {
-            living.period = instance::period(beat_every, ttl)?;
-            living.ttl = ttl;
-            if beat_every.is_some_and(|wanted| wanted > living.period) {
-                tracing::warn!(instance.id = %self.id, wanted = ?beat_every, period = ?living.period, ?ttl,
+            let period = instance::period(wanted.pace.every, ttl)?;
+            living.vitals.period = period;
+            living.vitals.ttl = ttl;
+            if let Some(wanted) = wanted.pace.every.filter(|wanted| *wanted > period) {
+                tracing::warn!(instance.id = %self.id, ?wanted, ?period, ?ttl,
                     "the period between beats is longer than half of the TTL; half of it is used");
             }
         }
         let now = Instant::now();
-        living.due = registration.ephemeral.then(|| now + FIRST_BEAT.min(living.period));
+        let first = wanted.pace.first.unwrap_or(FIRST_BEAT).min(living.vitals.period);
+        living.due = registration.ephemeral.then(|| now + first);
         living.registration = Registration { owner: Some(self.owner.clone()), ..registration };
-        living.beat_every = beat_every;
+        living.pace = wanted.pace;
+        living.limits = wanted.limits;
         living.phase = Phase::Beating;
         living.turn += 1;
-        living.last_beat = Some(now);
+        living.vitals.registrations += 1;
         self.succeeded(&mut living);
         Ok(())
     }
 
-    /// Registers it with other data, in the background.
-    pub(crate) fn want(&self, registration: Registration, beat_every: Option<Duration>) {
+    /// Registers it with other data, in the background; or later, when it waits.
+    pub(crate) fn want(&self, wanted: Wanted) {
         let mut living = self.lock();
-        living.registration = Registration { owner: Some(self.owner.clone()), ..registration };
-        living.beat_every = beat_every;
+        living.registration = Registration { owner: Some(self.owner.clone()), ..wanted.registration };
+        living.pace = wanted.pace;
+        living.limits = wanted.limits;
         if matches!(living.phase, Phase::Beating | Phase::Absent | Phase::Returning) {
-            living.phase = Phase::Absent;
-            living.turn += 1;
-            living.due = Some(Instant::now());
+            self.become_absent(&mut living);
         }
+    }
+
+    /// Ends the wait. False when it did not wait.
+    pub(crate) fn begin(&self) -> bool {
+        let mut living = self.lock();
+        let waited = living.phase == Phase::Waiting;
+        if waited {
+            self.become_absent(&mut living);
+        }
+        waited
+    }
+
+    /// It is registered at once, in the background.
+    fn become_absent(&self, living: &mut Living) {
+        living.phase = Phase::Absent;
+        living.turn += 1;
+        living.due = Some(Instant::now());
+        self.state.send_if_modified(|state| {
+            let told = matches!(state, RegistrationState::Waiting);
+            if told {
+                *state = RegistrationState::Registering;
+            }
+            told
+        });
+        self.pulse.send_replace(());
+    }
+
+    /// The server is being asked to register or renew it.
+    pub(crate) fn asked(&self) {
+        self.lock().last_asked = Some(Instant::now());
     }
 
     /// A beat that was sent at `sent` renewed it.
@@ -188,8 +258,8 @@ impl Entry {
         if living.phase != Phase::Beating || living.turn != turn {
             return;
         }
-        living.last_beat = Some(Instant::now());
-        living.due = Some(sent + living.period.mul_f64(rand::random_range(0.9..=1.1)));
+        living.due = Some(sent + living.vitals.period.mul_f64(rand::random_range(0.9..=1.1)));
+        living.vitals.beats += 1;
         self.succeeded(&mut living);
     }
 
@@ -211,6 +281,7 @@ impl Entry {
             }
             _ => false,
         });
+        self.pulse.send_replace(());
         true
     }
 
@@ -224,8 +295,8 @@ impl Entry {
             living.phase = Phase::Absent;
         }
         living.due = Some(Instant::now() + delay);
-        living.failures = living.failures.saturating_add(1);
         let last_error: Arc<str> = error.to_string().into();
+        living.vitals.failed(&last_error);
         self.state.send_modify(|state| {
             let since = match state {
                 RegistrationState::Unreachable { since, .. } => *since,
@@ -236,10 +307,11 @@ impl Entry {
             };
             *state = RegistrationState::Unreachable { since, last_error };
         });
+        self.pulse.send_replace(());
     }
 
     fn succeeded(&self, living: &mut Living) {
-        let failures = std::mem::take(&mut living.failures);
+        let failures = living.vitals.succeeded();
         living.backoff.reset();
         if failures > 0 {
             tracing::info!(instance.id = %self.id, failures, "the instance is kept registered again");
@@ -247,6 +319,13 @@ impl Entry {
         self.state.send_if_modified(|state| {
             std::mem::replace(state, RegistrationState::Registered) != RegistrationState::Registered
         });
+        self.pulse.send_replace(());
+    }
+
+    /// Notes an error that changes nothing else.
+    pub(crate) fn met(&self, error: &str) {
+        self.lock().vitals.last_error = Some((std::time::Instant::now(), error.into()));
+        self.pulse.send_replace(());
     }
 
     /// Somebody sets or was seen to set its metadata.
@@ -258,17 +337,30 @@ impl Entry {
         }
     }
 
+    /// Whether a server may have heard of it.
+    pub(crate) fn was_told(&self) -> bool {
+        self.lock().last_asked.is_some()
+    }
+
+    /// It ends by the wish of this process.
+    pub(crate) fn begin_to_drain(&self) {
+        self.lock().leaves_by_itself = true;
+        self.pulse.send_replace(());
+    }
+
     /// Begins to leave: no beat and no registration begins from now on, and answers that are under way are ignored.
-    /// False when somebody else began before.
-    pub(crate) fn begin_to_leave(&self) -> bool {
+    pub(crate) fn begin_to_leave(&self) -> Leave {
         let mut living = self.lock();
-        if matches!(living.phase, Phase::Leaving | Phase::Left) {
-            return false;
-        }
+        let leave = match living.phase {
+            Phase::Leaving | Phase::Left => return Leave::Begun,
+            Phase::Waiting if living.last_asked.is_none() => Leave::Untold,
+            _ => Leave::Goodbye,
+        };
         living.phase = Phase::Leaving;
+        living.leaves_by_itself = true;
         living.turn += 1;
         living.due = None;
-        true
+        leave
     }
 
     /// It is over.
@@ -283,5 +375,6 @@ impl Entry {
         self.state.send_if_modified(|state| {
             std::mem::replace(state, RegistrationState::Deregistered) != RegistrationState::Deregistered
         });
+        self.pulse.send_replace(());
     }
 }

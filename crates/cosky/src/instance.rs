@@ -1,10 +1,18 @@
 //! What a provider says of itself.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
-use cosky_core::{Metadata, Owner, Registration, STATUS, ServiceId, Ttl, Weight};
+use cosky_core::{Metadata, Owner, Registration, STATUS, Schema, ServiceId, Ttl, Weight};
 
-use crate::{Error, Result};
+use crate::{Error, Result, detect::Home};
+
+/// The status of an instance that is in service; the same as none.
+pub const UP: &str = "UP";
+/// The status of an instance that is registered and not to be chosen.
+pub const OUT_OF_SERVICE: &str = "OUT_OF_SERVICE";
+
+/// The most that [`Instance::drain_wait`] takes.
+const DRAIN_LIMIT: Duration = Duration::from_secs(300);
 
 /// An instance to register. Values are checked when it is registered; the error then names the field.
 ///
@@ -18,46 +26,62 @@ use crate::{Error, Result};
 ///     .ttl(Duration::from_secs(15));
 /// assert_eq!(order.id().unwrap().as_str(), "order@http#10.0.0.5#8080");
 /// ```
+///
+/// Host and port need not be known: [`Instance::named`] finds the host, and [`Instance::listening`] tells the port that
+/// a listener on port 0 got. [`Instance::from_env`] lets the environment say everything that the program does not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Instance {
     service: String,
     schema: String,
-    host: String,
+    host: Option<String>,
+    /// 0 for that of the listener.
     port: u16,
+    listening: Option<SocketAddr>,
     weight: u32,
     metadata: Vec<(String, String)>,
     ttl: Option<Duration>,
-    beat_every: Option<Duration>,
+    pace: Pace,
+    limits: Limits,
     permanent: bool,
+    enabled: bool,
+    auto_register: bool,
 }
 
-/// A checked instance, and how often it is to beat.
+/// How often it is to beat.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Pace {
+    /// The first time after a registration.
+    pub(crate) first: Option<Duration>,
+    pub(crate) every: Option<Duration>,
+}
+
+/// How long its operations may take; `None` is as the client has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) drain_wait: Duration,
+}
+
+/// A checked instance, and how it is to be kept.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) registration: Registration,
-    pub(crate) beat_every: Option<Duration>,
+    pub(crate) pace: Pace,
+    pub(crate) limits: Limits,
+    pub(crate) enabled: bool,
+    pub(crate) auto_register: bool,
 }
 
 impl Instance {
     /// An ephemeral instance of weight 1 without metadata. `schema` is a URI scheme, or `__` for a process that listens
-    /// to nothing; `host` is an IPv4 address, an IPv6 address or a host name.
+    /// to nothing; `host` is an IPv4 address, an IPv6 address or a host name; port 0 is that of [`Instance::listening`].
     pub fn new(
         service: impl Into<String>,
         schema: impl Into<String>,
         host: impl Into<String>,
         port: u16,
     ) -> Self {
-        Self {
-            service: service.into(),
-            schema: schema.into(),
-            host: host.into(),
-            port,
-            weight: 1,
-            metadata: Vec::new(),
-            ttl: None,
-            beat_every: None,
-            permanent: false,
-        }
+        Self { host: Some(host.into()), port, ..Self::of(service.into(), schema.into()) }
     }
 
     /// As [`Instance::new`] with the scheme `http`.
@@ -68,6 +92,77 @@ impl Instance {
     /// As [`Instance::new`] with the scheme `https`.
     pub fn https(service: impl Into<String>, host: impl Into<String>, port: u16) -> Self {
         Self::new(service, "https", host, port)
+    }
+
+    /// An instance of the scheme `http` whose host is found when it is registered, and whose port is still to be told by
+    /// [`Instance::port`] or [`Instance::listening`].
+    ///
+    /// The host is the address that this machine has towards the configured server (nothing is sent to find it), else
+    /// the one that it has towards the outside. A loopback address is taken only when the server is on this machine.
+    pub fn named(service: impl Into<String>) -> Self {
+        Self::of(service.into(), "http".into())
+    }
+
+    /// A process that listens to nothing: the schema is `__`, and the process id stands where others have a port. An id
+    /// above 65,535 is counted on from 1.
+    pub fn process(service: impl Into<String>) -> Self {
+        let folded = (std::process::id().max(1) - 1) % u32::from(u16::MAX) + 1;
+        let port = u16::try_from(folded).expect("the remainder by 65,535 and 1 have 16 bits");
+        Self { port, ..Self::of(service.into(), Schema::NONE.into()) }
+    }
+
+    fn of(service: String, schema: String) -> Self {
+        Self {
+            service,
+            schema,
+            host: None,
+            port: 0,
+            listening: None,
+            weight: 1,
+            metadata: Vec::new(),
+            ttl: None,
+            pace: Pace::default(),
+            limits: Limits { timeout: None, drain_wait: Duration::from_secs(2) },
+            permanent: false,
+            enabled: true,
+            auto_register: true,
+        }
+    }
+
+    /// Another service id.
+    #[must_use]
+    pub fn service(mut self, service: impl Into<String>) -> Self {
+        self.service = service.into();
+        self
+    }
+
+    /// How to speak to it: a URI scheme, or `__`.
+    #[must_use]
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.schema = schema.into();
+        self
+    }
+
+    /// The address or host name that others reach it by.
+    #[must_use]
+    pub fn host(mut self, host: impl Into<String>) -> Self {
+        self.host = Some(host.into());
+        self
+    }
+
+    /// The port that others reach it by; 0 for that of [`Instance::listening`].
+    #[must_use]
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// The address of the application's listener, as its `local_addr()` tells it. It gives the port when nothing else
+    /// does, and the host when it listens to one address alone.
+    #[must_use]
+    pub fn listening(mut self, address: SocketAddr) -> Self {
+        self.listening = Some(address);
+        self
     }
 
     /// Its share in weighted balancing, 0 to 2³¹−1; 0 is never chosen.
@@ -84,16 +179,36 @@ impl Instance {
         self
     }
 
-    /// Its status, kept as metadata `instance_status`: `UP` is in service, anything else is not chosen by balancers.
+    /// The status that it begins with, kept as metadata `instance_status`: [`UP`] is in service, anything else is not
+    /// chosen by balancers. [`crate::Registration::set_status`] changes it.
     #[must_use]
     pub fn status(self, status: impl Into<String>) -> Self {
         self.metadata(STATUS, status)
     }
 
-    /// How long it lives without a beat: whole seconds from 3 to 86,400. The server's default without this.
+    /// Where it is, kept as metadata `zone`.
+    #[must_use]
+    pub fn zone(self, zone: impl Into<String>) -> Self {
+        self.metadata("zone", zone)
+    }
+
+    /// Where it is at large, kept as metadata `region`.
+    #[must_use]
+    pub fn region(self, region: impl Into<String>) -> Self {
+        self.metadata("region", region)
+    }
+
+    /// How long it lives without a beat: whole seconds from 3 to 86,400. The server's default, 30 s, without this.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
+        self
+    }
+
+    /// When the first beat follows a registration: after 1 s without this, and never later than a period.
+    #[must_use]
+    pub fn first_beat(mut self, delay: Duration) -> Self {
+        self.pace.first = Some(delay);
         self
     }
 
@@ -101,41 +216,115 @@ impl Instance {
     /// half of it is shortened to half, with a warning, so that one lost beat makes nothing flicker.
     #[must_use]
     pub fn beat_every(mut self, period: Duration) -> Self {
-        self.beat_every = Some(period);
+        self.pace.every = Some(period);
+        self
+    }
+
+    /// How long its registration and its deregistration are waited for; as the client has it
+    /// ([`crate::Connect::request_timeout`], [`crate::Connect::close_timeout`]) without this.
+    #[must_use]
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limits.timeout = Some(limit);
+        self
+    }
+
+    /// How long [`crate::Registration::drained_on`] goes on serving after the deregistration, for those who chose this
+    /// instance just before: 2 s without this, 5 min at most.
+    #[must_use]
+    pub fn drain_wait(mut self, wait: Duration) -> Self {
+        self.limits.drain_wait = wait.min(DRAIN_LIMIT);
         self
     }
 
     /// Makes it stay until somebody deregisters it: it does not beat, and dropping its handle still deregisters it.
     #[must_use]
-    pub fn permanent(mut self) -> Self {
-        self.permanent = true;
+    pub fn permanent(self) -> Self {
+        self.ephemeral(false)
+    }
+
+    /// Whether it goes when its beats stop, as it does without this; see [`Instance::permanent`].
+    #[must_use]
+    pub fn ephemeral(mut self, ephemeral: bool) -> Self {
+        self.permanent = !ephemeral;
+        self
+    }
+
+    /// False: registering gives a handle that does nothing ([`crate::RegistrationState::Disabled`]), for a program that
+    /// runs without its registry. A host and a port need not be known then.
+    #[must_use]
+    pub fn enabled(mut self, enabled: bool) -> Self {
+        self.enabled = enabled;
+        self
+    }
+
+    /// False: registering gives a handle that waits ([`crate::RegistrationState::Waiting`]) until
+    /// [`crate::Registration::begin`].
+    #[must_use]
+    pub fn auto_register(mut self, auto: bool) -> Self {
+        self.auto_register = auto;
         self
     }
 
     /// The id that it will have.
     ///
     /// # Errors
-    /// [`cosky_core::Error::InvalidArgument`] that names the field.
+    /// [`cosky_core::Error::InvalidArgument`] or [`Error::Config`] that names the field, also for a host or port that is
+    /// found only when it is registered.
     pub fn id(&self) -> Result<cosky_core::InstanceId> {
-        self.base().map(|registration| registration.id())
+        let Some(host) = &self.host else {
+            return Err(Error::config("host", "is found only when the instance is registered"));
+        };
+        self.base(host).map(|registration| registration.id())
     }
 
-    fn base(&self) -> Result<Registration> {
+    fn base(&self, host: &str) -> Result<Registration> {
         let service = ServiceId::new(&self.service)?;
-        Ok(Registration::new(service, &self.schema, &self.host, self.port.into())?)
+        let port = match (self.port, self.listening) {
+            (0, Some(address)) if address.port() > 0 => address.port(),
+            // It is told to nobody.
+            (0, _) if !self.enabled => 1,
+            (0, _) => {
+                return Err(Error::config(
+                    "port",
+                    "is not known: give the listener's address by Instance::listening, or a port by \
+                     Instance::port or COSKY_ADVERTISE_PORT",
+                ));
+            }
+            (port, _) => port,
+        };
+        Ok(Registration::new(service, &self.schema, host, port.into())?)
+    }
+
+    /// Fills in the host. Looks names of servers up, so that it may wait up to 2 s.
+    pub(crate) async fn at_home(self, home: &Home) -> Result<Self> {
+        if self.host.is_some() || !self.enabled {
+            return Ok(self);
+        }
+        let found = home.looked_up(self.listening).await?;
+        Ok(self.host(found.to_string()))
+    }
+
+    /// Fills in the host without looking any name up.
+    pub(crate) fn at_home_now(self, home: &Home) -> Result<Self> {
+        if self.host.is_some() || !self.enabled {
+            return Ok(self);
+        }
+        let found = home.known(self.listening)?;
+        Ok(self.host(found.to_string()))
     }
 
     /// Checks everything, also the period against the TTL when that is given here.
     pub(crate) fn check(self) -> Result<Wanted> {
-        let mut registration = self.base()?;
+        let mut registration = self.base(self.host.as_deref().unwrap_or("localhost"))?;
         registration.weight = Weight::new(self.weight.into())?;
         registration.metadata = Metadata::new(self.metadata)?;
         registration.ephemeral = !self.permanent;
         registration.ttl = self.ttl.map(seconds).transpose()?;
         registration.owner = Some(Owner::random());
         let ttl = registration.ttl.map(Ttl::duration);
-        period(self.beat_every, ttl.unwrap_or(Duration::MAX))?;
-        Ok(Wanted { registration, beat_every: self.beat_every })
+        period(self.pace.every, ttl.unwrap_or(Duration::MAX))?;
+        let Self { pace, limits, enabled, auto_register, .. } = self;
+        Ok(Wanted { registration, pace, limits, enabled, auto_register })
     }
 }
 

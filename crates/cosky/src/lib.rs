@@ -50,20 +50,25 @@ mod client;
 mod connections;
 mod credentials;
 mod decode;
+mod detect;
+mod drain;
 mod entry;
 mod error;
 mod follow;
 mod http;
 mod instance;
 mod namespace;
+mod ready;
 mod register;
 mod registration;
 mod secret;
 mod session;
+mod settings;
 mod sse;
 mod transport;
 mod version;
 mod view;
+mod vitals;
 
 pub use access::Access;
 pub use address::IntoAddresses;
@@ -73,14 +78,17 @@ pub use cosky_core::{
     Index, InstanceId, Life, Metadata, Namespace, Registry, Scope, ServiceId, ServiceInstance, StoreState,
 };
 pub use credentials::TokenSource;
+pub use drain::terminated;
 pub use entry::RegistrationState;
 pub use error::{Error, NotCosky, Result, TooOld};
 pub use follow::{Watch, Watched};
 pub use http::HttpRegistry;
-pub use instance::Instance;
+pub use instance::{Instance, OUT_OF_SERVICE, UP};
 pub use namespace::{Discover, NamespaceClient};
+pub use ready::Ready;
 pub use registration::Registration;
 pub use view::{LiveView, ViewReader};
+pub use vitals::{Health, HealthStatus, Vitals, VitalsChanges};
 
 /// Compiles the example of the README.
 #[cfg(doctest)]

@@ -13,7 +13,7 @@ use cosky_core::{Error as CoreError, Namespace, Registry, Scope, ServiceId};
 use tokio::{runtime::Handle, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{LiveView, Result, Watch, beats::Keeper, view::ViewCore};
+use crate::{LiveView, Result, Watch, beats::Keeper, detect::Home, view::ViewCore};
 
 /// How long [`NamespaceClient::discover`] waits for the first snapshot.
 const DISCOVER: Duration = Duration::from_secs(5);
@@ -33,6 +33,7 @@ pub(crate) struct NamespaceCore {
     views: Mutex<HashMap<ServiceId, Weak<ViewCore>>>,
     runtime: Handle,
     pub(crate) close_timeout: Duration,
+    pub(crate) home: Arc<Home>,
 }
 
 /// A look for a service: await it for a [`LiveView`].
@@ -52,10 +53,11 @@ impl NamespaceCore {
         runtime: Handle,
         request_timeout: Duration,
         close_timeout: Duration,
+        home: Arc<Home>,
     ) -> Self {
         let keeper = Arc::new(Keeper::new(registry, namespace, runtime.clone(), request_timeout));
         let beats = Arc::new(AbortOnDropHandle::new(runtime.spawn(keeper.clone().run())));
-        Self { keeper, beats, views: Mutex::default(), runtime, close_timeout }
+        Self { keeper, beats, views: Mutex::default(), runtime, close_timeout, home }
     }
 
     fn view(&self, service: &ServiceId) -> Result<Arc<ViewCore>> {

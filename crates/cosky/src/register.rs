@@ -5,8 +5,10 @@ use std::sync::Arc;
 use cosky_core::Error as CoreError;
 
 use crate::{
-    Instance, NamespaceClient, Registration, Result,
+    Instance, NamespaceClient, Ready, Registration, Result,
+    beats::Keeper,
     entry::{Entry, Phase},
+    instance::Wanted,
 };
 
 /// Times that a registration is tried again because somebody closed it in the same moment.
@@ -19,10 +21,13 @@ impl NamespaceClient {
     /// deregistered is registered anew: calling this is a new wish.
     ///
     /// # Errors
-    /// [`crate::Error::Registry`] that names the field, or says why no server took it; [`crate::Error::Period`] for a
-    /// period that is not below the TTL. After an error nothing stays behind. Cancelling deregisters in the background.
+    /// [`crate::Error::Registry`] that names the field, or says why no server took it; [`crate::Error::Config`] for a host
+    /// or port that cannot be found; [`crate::Error::Period`] for a period that is not below the TTL. After an error nothing stays behind. Cancelling deregisters in the background.
     pub async fn register(&self, instance: Instance) -> Result<Registration> {
-        let wanted = instance.check()?;
+        let wanted = instance.at_home(&self.core.home).await?.check()?;
+        if !wanted.enabled || !wanted.auto_register {
+            return self.later(wanted, None);
+        }
         let keeper = &self.core.keeper;
         let mut refused = None;
         for _ in 0..CROSSINGS {
@@ -34,8 +39,7 @@ impl NamespaceClient {
             }
             match keeper.register(&entry, &wanted).await {
                 Ok(registered) => {
-                    let kept =
-                        entry.registered(wanted.registration.clone(), wanted.beat_every, registered.life);
+                    let kept = entry.registered(wanted.clone(), registered.life);
                     keeper.wake();
                     let Err(error) = kept else { return Ok(handle) };
                     drop(operation);
@@ -65,16 +69,69 @@ impl NamespaceClient {
     }
 
     /// Registers `instance` in the background, for as long as it takes: for a process that starts without its
-    /// registry. [`Registration::state_changes`] tells when it is there.
+    /// registry. [`Registration::state_changes`] tells when it is there. A host that is to be found is found without
+    /// looking up names.
     ///
     /// # Errors
     /// Only for an instance that no server could take: the error names the field.
     pub fn keep_registered(&self, instance: Instance) -> Result<Registration> {
-        let wanted = instance.check()?;
+        let wanted = instance.at_home_now(&self.core.home)?.check()?;
+        if !wanted.enabled || !wanted.auto_register {
+            return self.later(wanted, None);
+        }
         let (entry, new) = self.core.keeper.enter(&wanted, Phase::Absent)?;
         if !new {
-            entry.want(wanted.registration, wanted.beat_every);
+            entry.want(wanted);
+            entry.begin();
             self.core.keeper.wake();
+        }
+        Ok(self.handle(entry))
+    }
+
+    /// Registers `instance` in the background as soon as `ready` says so. Until then nobody finds it, and dropping the
+    /// handle means that it never was registered. Otherwise as [`NamespaceClient::keep_registered`].
+    ///
+    /// An id that this namespace client has registered already stays registered and gets the new data. With
+    /// [`Instance::auto_register`] off, `ready` is not asked.
+    ///
+    /// ```no_run
+    /// # async fn example(shop: cosky::NamespaceClient) -> cosky::Result<()> {
+    /// use cosky::{Instance, Ready};
+    /// use tokio::net::TcpStream;
+    ///
+    /// let open = Ready::check(|| async { TcpStream::connect("127.0.0.1:8080").await });
+    /// let order = shop.register_when(Instance::named("order").port(8080), open)?;
+    /// # drop(order);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Only for an instance that no server could take: the error names the field.
+    pub fn register_when(&self, instance: Instance, ready: Ready) -> Result<Registration> {
+        let wanted = instance.at_home_now(&self.core.home)?.check()?;
+        let ready = Some(ready).filter(|_| wanted.auto_register);
+        self.later(wanted, ready)
+    }
+
+    /// A handle that waits for `ready`, or without it for [`Registration::begin`].
+    fn later(&self, wanted: Wanted, ready: Option<Ready>) -> Result<Registration> {
+        let keeper = &self.core.keeper;
+        if !wanted.enabled {
+            return Ok(self.handle(Keeper::disabled(&wanted)));
+        }
+        let (entry, new) = keeper.enter(&wanted, Phase::Waiting)?;
+        if !new {
+            entry.want(wanted);
+            keeper.wake();
+        }
+        if let Some(ready) = ready {
+            let (keeper, entry) = (keeper.clone(), entry.clone());
+            self.core.keeper.runtime().spawn(async move {
+                if ready.for_entry(entry.clone()).await && entry.begin() {
+                    keeper.wake();
+                }
+            });
         }
         Ok(self.handle(entry))
     }
@@ -83,3 +140,6 @@ impl NamespaceClient {
         Registration::new(entry, self.core.keeper.clone(), self.core.close_timeout, self.core.beats.clone())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,11 +2,13 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use cosky_core::{Error as CoreError, InstanceId, Metadata, MetadataPatch};
-use tokio::{sync::watch, time::timeout};
+use cosky_core::{InstanceId, Metadata, MetadataPatch, STATUS};
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{Result, beats::Keeper, entry::Entry, entry::RegistrationState};
+use crate::{
+    Health, RegistrationState, Result, UP, Vitals, VitalsChanges, beats::Keeper, drain::Held, entry::Entry,
+};
 
 /// An instance that this process keeps registered for as long as it holds this handle.
 ///
@@ -22,10 +24,7 @@ use crate::{Result, beats::Keeper, entry::Entry, entry::RegistrationState};
 /// it, and dropping the last one does.
 #[must_use = "dropping the handle deregisters the instance"]
 pub struct Registration {
-    entry: Arc<Entry>,
-    keeper: Arc<Keeper>,
-    close_timeout: Duration,
-    _beats: Arc<AbortOnDropHandle<()>>,
+    held: Held,
 }
 
 impl Registration {
@@ -35,32 +34,80 @@ impl Registration {
         close_timeout: Duration,
         beats: Arc<AbortOnDropHandle<()>>,
     ) -> Self {
-        Self { entry, keeper, close_timeout, _beats: beats }
+        Self { held: Held { entry, keeper, close_timeout, _beats: beats } }
+    }
+
+    fn entry(&self) -> &Arc<Entry> {
+        &self.held.entry
     }
 
     /// The instance's id.
     pub fn id(&self) -> &InstanceId {
-        &self.entry.id
+        &self.entry().id
+    }
+
+    /// Registers what waits, in the background, whether it is ready or not. False when it did not wait.
+    pub fn begin(&self) -> bool {
+        let begun = self.entry().begin();
+        self.held.keeper.wake();
+        begun
     }
 
     /// How it stands now.
     pub fn state(&self) -> RegistrationState {
-        self.entry.state.borrow().clone()
+        self.entry().state.borrow().clone()
     }
 
     /// How it stands, to be awaited. Several changes at once show the last one.
     pub fn state_changes(&self) -> watch::Receiver<RegistrationState> {
-        self.entry.state.subscribe()
+        self.entry().state.subscribe()
     }
 
     /// When the server last confirmed it, by a registration or a beat; `None` before the first.
     pub fn last_beat(&self) -> Option<std::time::Instant> {
-        self.entry.lock().last_beat.map(tokio::time::Instant::into_std)
+        self.entry().lock().vitals.last_beat
+    }
+
+    /// How it did so far, for the application's metrics.
+    pub fn vitals(&self) -> Vitals {
+        self.entry().lock().vitals.clone()
+    }
+
+    /// As [`Registration::vitals`], with the state, at every beat and every other change.
+    pub fn vitals_changes(&self) -> VitalsChanges {
+        VitalsChanges::of(self.entry().clone())
+    }
+
+    /// What the application's own health route says of it.
+    ///
+    /// ```
+    /// # use cosky::{Health, Registration};
+    /// fn health(registration: &Registration) -> (u16, Health) {
+    ///     let health = registration.health();
+    ///     (health.http_status(), health) // the body, as JSON
+    /// }
+    /// ```
+    pub fn health(&self) -> Health {
+        Health::of(self.entry())
     }
 
     /// The metadata with which it would be registered again now.
     pub fn metadata(&self) -> Metadata {
-        self.entry.lock().registration.metadata.clone()
+        self.entry().lock().registration.metadata.clone()
+    }
+
+    /// Its status as this client knows it: [`UP`] when it has none.
+    pub fn status(&self) -> String {
+        self.entry().lock().registration.metadata.get(STATUS).unwrap_or(UP).to_owned()
+    }
+
+    /// Sets its status ([`UP`], [`crate::OUT_OF_SERVICE`] or a word of one's own) and leaves all other metadata alone.
+    /// A registration after an expiry has it too.
+    ///
+    /// # Errors
+    /// As [`Registration::patch_metadata`].
+    pub async fn set_status(&self, status: &str) -> Result<()> {
+        self.patch_metadata([(STATUS, Some(status))]).await
     }
 
     /// Replaces its metadata. While the server does not have the instance, the next registration carries it.
@@ -68,15 +115,18 @@ impl Registration {
     /// # Errors
     /// As [`cosky_core::Registry::set_metadata`]. Cancelling leaves open whether it was set.
     pub async fn set_metadata(&self, metadata: Metadata) -> Result<()> {
-        let _operation = self.entry.operation.lock().await;
-        let (registry, namespace) = (self.keeper.registry(), self.keeper.namespace());
-        registry.set_metadata(namespace, &self.entry.service, self.entry.id.as_str(), &metadata).await?;
-        self.entry.saw_metadata(&metadata);
+        let entry = self.entry();
+        let _operation = entry.operation.lock().await;
+        if entry.was_told() {
+            let (registry, namespace) = (self.held.keeper.registry(), self.held.keeper.namespace());
+            registry.set_metadata(namespace, &entry.service, entry.id.as_str(), &metadata).await?;
+        }
+        entry.saw_metadata(&metadata);
         Ok(())
     }
 
-    /// Sets and removes single metadata entries and leaves the others alone, for example its status:
-    /// `[("instance_status", Some("OUT_OF_SERVICE"))]`.
+    /// Sets and removes single metadata entries and leaves the others alone. While the server does not have the
+    /// instance, the next registration carries them.
     ///
     /// # Errors
     /// As [`cosky_core::Registry::patch_metadata`]. Cancelling leaves open whether it was set.
@@ -86,12 +136,7 @@ impl Registration {
     ) -> Result<()> {
         let owned = |(key, value): (&str, Option<&str>)| (key.to_owned(), value.map(str::to_owned));
         let patch = MetadataPatch::new(entries.into_iter().map(owned))?;
-        let _operation = self.entry.operation.lock().await;
-        let (registry, namespace) = (self.keeper.registry(), self.keeper.namespace());
-        registry.patch_metadata(namespace, &self.entry.service, self.entry.id.as_str(), &patch).await?;
-        let patched = self.metadata().patched(&patch)?;
-        self.entry.saw_metadata(&patched);
-        Ok(())
+        self.held.patch(&patch).await
     }
 
     /// Deregisters it: stops beating, waits for a beat that is under way, then tells the server. True when the instance
@@ -102,26 +147,51 @@ impl Registration {
     /// until the instance's TTL is over. In every case this client does not beat for it any more. Cancelling leaves
     /// the deregistration running.
     pub async fn close(self) -> Result<bool> {
-        if self.entry.begin_to_leave() {
-            self.keeper.leave(self.entry.clone());
+        self.held.deregister().await
+    }
+
+    /// Takes it out in good order, for the end of an application: sets its status to [`crate::OUT_OF_SERVICE`],
+    /// deregisters it, then waits for `wait`, in which readers that chose it just before still get their answers. Stop
+    /// taking work after that.
+    ///
+    /// Each step has a limit (1 s, that of [`Registration::close`], `wait`), and one that fails does not hold up the
+    /// next. [`Registration::health`] is `DOWN` from the beginning. What was never registered does not wait. Calling it
+    /// again waits for the same drain and gives the same result.
+    ///
+    /// # Errors
+    /// As [`Registration::close`], after the wait. Cancelling stops before the next step; a deregistration that has
+    /// begun goes on.
+    pub async fn drain(&self, wait: Duration) -> Result<bool> {
+        self.held.drain(wait).await
+    }
+
+    /// Drains it when `signal` comes, for the graceful shutdown of a server: the future is done when the server should
+    /// stop taking work, [`crate::Instance::drain_wait`] after the goodbye. Keep the handle until the server has ended.
+    /// Failures are logged.
+    ///
+    /// ```no_run
+    /// # async fn example(listener: tokio::net::TcpListener, app: axum::Router, order: cosky::Registration) {
+    /// let stop = order.drained_on(cosky::terminated());
+    /// axum::serve(listener, app).with_graceful_shutdown(stop).await.unwrap();
+    /// # }
+    /// ```
+    pub fn drained_on<S>(&self, signal: S) -> impl Future<Output = ()> + Send + use<S>
+    where
+        S: Future<Output = ()> + Send,
+    {
+        let held = self.held.clone();
+        async move {
+            signal.await;
+            let wait = held.entry.lock().limits.drain_wait;
+            // Each step has said what failed.
+            let _ = held.drain(wait).await;
         }
-        let mut state = self.entry.state.subscribe();
-        let left = state.wait_for(|state| *state == RegistrationState::Deregistered);
-        if timeout(self.close_timeout, left).await.is_err() {
-            let limit = self.close_timeout;
-            let reason = format!(
-                "the deregistration of {} was not answered within {limit:?}; the instance leaves when its TTL is over",
-                self.entry.id
-            );
-            return Err(CoreError::Unavailable { reason, maybe_applied: true, source: None }.into());
-        }
-        self.entry.outcome.get().cloned().unwrap_or(Ok(false))
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        self.keeper.drop_handle(&self.entry);
+        self.held.keeper.drop_handle(&self.held.entry);
     }
 }
 

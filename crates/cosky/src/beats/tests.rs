@@ -1,185 +1,14 @@
 //! The scheduler in front of an engine that does as it is told, in time that passes at command.
 
-use std::collections::{BTreeMap, VecDeque};
-
-use async_trait::async_trait;
-use cosky_core::{
-    ConsumerName, Index, Life, MetadataPatch, Owner, Read, Registration, Result, Scope, ServiceId,
-    ServiceInstance, ServiceStat, Stat, WatchStream,
-};
 use tokio::time::{advance, sleep};
 
-use super::*;
+use super::{
+    scripted::{Call, Engine, PERIOD, Script, TTL},
+    *,
+};
 use crate::{Instance, RegistrationState};
 
-const TTL: Duration = Duration::from_secs(30);
-const PERIOD: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// How the next beat goes.
-#[derive(Debug, Clone, Copy)]
-enum Script {
-    Answer(Beat),
-    After(Duration, Beat),
-    Hang,
-    Fail,
-}
-
-/// What reached the engine.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Call {
-    Register,
-    Beat(usize),
-    BeatEnded,
-    Deregister,
-}
-
-#[derive(Default)]
-struct State {
-    calls: Vec<(Instant, Call)>,
-    script: VecDeque<Script>,
-    registering: usize,
-    most_registering: usize,
-}
-
-#[derive(Default)]
-struct Engine {
-    state: Mutex<State>,
-    /// How long a registration takes.
-    slow: Duration,
-}
-
-/// Tells when a beat ends, by an answer or by being given up.
-struct Ended<'a>(&'a Engine);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.note(Call::BeatEnded);
-    }
-}
-
-impl Engine {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
-    }
-
-    fn note(&self, call: Call) {
-        self.state().calls.push((Instant::now(), call));
-    }
-
-    fn script(&self, steps: impl IntoIterator<Item = Script>) {
-        self.state().script.extend(steps);
-    }
-
-    /// When each call of this kind came.
-    fn times(&self, wanted: fn(&Call) -> bool) -> Vec<Instant> {
-        self.state().calls.iter().filter(|(_, call)| wanted(call)).map(|(at, _)| *at).collect()
-    }
-
-    fn beats(&self) -> Vec<Instant> {
-        self.times(|call| matches!(call, Call::Beat(_)))
-    }
-
-    fn registrations(&self) -> usize {
-        self.times(|call| *call == Call::Register).len()
-    }
-
-    fn words(&self) -> Vec<Call> {
-        self.state().calls.iter().map(|(_, call)| call.clone()).collect()
-    }
-}
-
-fn absent<T>() -> Result<T> {
-    Err(Error::unavailable("this engine only takes registrations and beats"))
-}
-
-#[async_trait]
-impl Registry for Engine {
-    async fn register(&self, _: &Namespace, new: &Registration) -> Result<Registered> {
-        self.note(Call::Register);
-        {
-            let mut state = self.state();
-            state.registering += 1;
-            state.most_registering = state.most_registering.max(state.registering);
-        }
-        sleep(self.slow).await;
-        self.state().registering -= 1;
-        let life = Life::Remaining { remaining: TTL, ttl_at: 0 };
-        Ok(Registered { life, owner: new.owner.clone().unwrap() })
-    }
-
-    async fn beat(&self, _: &Namespace, keys: &[BeatKey<'_>]) -> Result<Vec<Beat>> {
-        self.note(Call::Beat(keys.len()));
-        let _ended = Ended(self);
-        let step = self.state().script.pop_front().unwrap_or(Script::Answer(Beat::Renewed(None)));
-        match step {
-            Script::Answer(beat) => Ok(vec![beat; keys.len()]),
-            Script::After(time, beat) => {
-                sleep(time).await;
-                Ok(vec![beat; keys.len()])
-            }
-            Script::Hang => std::future::pending().await,
-            Script::Fail => absent(),
-        }
-    }
-
-    async fn deregister(&self, _: &Namespace, _: &ServiceId, _: &str, _: Option<&Owner>) -> Result<bool> {
-        self.note(Call::Deregister);
-        Ok(true)
-    }
-
-    async fn namespaces(&self) -> Result<Vec<Namespace>> {
-        absent()
-    }
-    async fn add_namespace(&self, _: &Namespace) -> Result<bool> {
-        absent()
-    }
-    async fn remove_namespace(&self, _: &Namespace) -> Result<bool> {
-        absent()
-    }
-    async fn purge_namespace(&self, _: &Namespace) -> Result<bool> {
-        absent()
-    }
-    async fn services(&self, _: &Namespace) -> Result<Read<Vec<ServiceId>>> {
-        absent()
-    }
-    async fn service_stats(&self, _: &Namespace) -> Result<Read<Vec<ServiceStat>>> {
-        absent()
-    }
-    async fn stat(&self, _: &Namespace) -> Result<Read<Stat>> {
-        absent()
-    }
-    async fn set_service(&self, _: &Namespace, _: &ServiceId) -> Result<bool> {
-        absent()
-    }
-    async fn remove_service(&self, _: &Namespace, _: &ServiceId) -> Result<bool> {
-        absent()
-    }
-    async fn set_metadata(&self, _: &Namespace, _: &ServiceId, _: &str, _: &Metadata) -> Result<bool> {
-        absent()
-    }
-    async fn patch_metadata(&self, _: &Namespace, _: &ServiceId, _: &str, _: &MetadataPatch) -> Result<bool> {
-        absent()
-    }
-    async fn instances(&self, _: &Namespace, _: &ServiceId) -> Result<Read<Vec<ServiceInstance>>> {
-        absent()
-    }
-    async fn instance(&self, _: &Namespace, _: &ServiceId, _: &str) -> Result<Read<Option<ServiceInstance>>> {
-        absent()
-    }
-    async fn digest(&self, _: &Namespace, _: &Scope) -> Result<Read<u64>> {
-        absent()
-    }
-    async fn add_dependency(&self, _: &Namespace, _: &ConsumerName, _: &str) -> Result<()> {
-        absent()
-    }
-    async fn topology(&self, _: &Namespace) -> Result<BTreeMap<String, Vec<String>>> {
-        absent()
-    }
-    async fn watch(&self, _: &Namespace, _: Scope, _: Option<Index>) -> Result<WatchStream> {
-        absent()
-    }
-}
 
 fn keeper(engine: &Arc<Engine>) -> Arc<Keeper> {
     let namespace = Namespace::new("shop").unwrap();
@@ -193,7 +22,7 @@ async fn join(keeper: &Keeper, port: u16) -> Arc<Entry> {
     let wanted = Instance::http("order", "10.0.0.5", port).ttl(TTL).check().unwrap();
     let (entry, _) = keeper.enter(&wanted, Phase::Joining).unwrap();
     let registered = keeper.register(&entry, &wanted).await.unwrap();
-    entry.registered(wanted.registration, None, registered.life).unwrap();
+    entry.registered(wanted, registered.life).unwrap();
     keeper.wake();
     entry
 }
@@ -258,7 +87,7 @@ async fn leaving_waits_for_the_beat_under_way_and_ignores_its_answer() {
         engine.script([Script::After(Duration::from_secs(3), answer)]);
         sleep(Duration::from_secs(2)).await;
         assert_eq!(engine.beats().len(), 1, "it is under way");
-        assert!(entry.begin_to_leave() && !entry.begin_to_leave());
+        assert!(entry.begin_to_leave() == Leave::Goodbye && entry.begin_to_leave() == Leave::Begun);
         keeper.leave(entry.clone());
         sleep(100 * PERIOD).await;
         let expected = [Call::Register, Call::Beat(1), Call::BeatEnded, Call::Deregister];
