@@ -10,6 +10,7 @@
 
 mod accounts;
 mod batch;
+mod deadline;
 mod disk;
 mod hub;
 mod memory;

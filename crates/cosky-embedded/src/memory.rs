@@ -2,10 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
@@ -16,14 +13,12 @@ use cosky_core::{
     digest::{self, Digest},
 };
 
-use crate::row::{self, GoneRow, InstanceRow, Key};
+use crate::{
+    deadline::{Beaten, Deadline},
+    row::{self, GoneRow, InstanceRow, Key},
+};
 
 type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
-
-/// A deadline that never comes.
-const NEVER: u64 = u64::MAX;
-/// The deadline of an instance that the writer has decided to remove: no beat brings it back.
-const DYING: u64 = 0;
 
 /// An instance with what the engine knows of it.
 #[derive(Debug)]
@@ -32,9 +27,7 @@ pub(crate) struct Slot {
     pub(crate) instance: Arc<Instance>,
     pub(crate) ttl: Ttl,
     pub(crate) owner: Owner,
-    /// Milliseconds on the engine's clock, [`NEVER`] or [`DYING`]. Beats move it under the read lock, with a plain load
-    /// and store since any of two beats may win; the decision to remove is taken under the write lock.
-    deadline: AtomicU64,
+    deadline: Deadline,
 }
 
 /// That an instance was deregistered, and until when that is remembered (milliseconds on the engine's clock).
@@ -100,53 +93,37 @@ pub(crate) fn millis(now: Duration) -> u64 {
 
 impl Slot {
     pub(crate) fn new(namespace: Namespace, instance: Instance, ttl: Ttl, owner: Owner) -> Self {
-        Self { namespace, instance: Arc::new(instance), ttl, owner, deadline: AtomicU64::new(NEVER) }
+        Self { namespace, instance: Arc::new(instance), ttl, owner, deadline: Deadline::never() }
     }
 
     /// When it expires without a beat; `None` when never.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        Some(self.deadline.load(Ordering::Relaxed)).filter(|deadline| *deadline != NEVER)
+        self.deadline.get()
     }
 
     /// Lets it live one TTL from now, unless it lives for ever.
     pub(crate) fn renew(&self, now: u64) {
-        let end = if self.instance.is_ephemeral() { now + millis(self.ttl.duration()) } else { NEVER };
-        self.deadline.store(end, Ordering::Relaxed);
+        self.deadline.set(self.instance.is_ephemeral().then(|| now + millis(self.ttl.duration())));
     }
 
     /// Renews on behalf of a beat, under the read lock. A permanent instance is left as it is; one that is about to be
     /// removed is unknown already. `now_ms` is `now` in whole milliseconds.
     fn beat(&self, now_ms: u64, now: Duration, unix: Duration) -> Beat {
-        match self.deadline.load(Ordering::Relaxed) {
-            NEVER => Beat::Renewed(Some(Life::Permanent)),
-            DYING => Beat::Unknown,
-            _ => {
-                self.deadline.store(now_ms + u64::from(self.ttl.seconds()) * 1000, Ordering::Relaxed);
-                Beat::Renewed(Some(self.life(now, unix)))
-            }
+        match self.deadline.beat(now_ms + u64::from(self.ttl.seconds()) * 1000) {
+            Beaten::Renewed => Beat::Renewed(Some(self.life(now, unix))),
+            Beaten::Permanent => Beat::Renewed(Some(Life::Permanent)),
+            Beaten::Dying => Beat::Unknown,
         }
     }
 
     /// Decides that it has expired, if it has, under the write lock; from then on beats are answered as unknown.
     pub(crate) fn expire(&self, now: u64) -> bool {
-        let over = self.deadline.load(Ordering::Relaxed) <= now;
-        if over {
-            self.deadline.store(DYING, Ordering::Relaxed);
-        }
-        over
-    }
-
-    /// Lives so many milliseconds longer, unless it is removed already or lives for ever. Under the write lock.
-    fn postpone(&self, by: u64) {
-        let deadline = self.deadline.load(Ordering::Relaxed);
-        if deadline != NEVER && deadline != DYING {
-            self.deadline.store(deadline + by, Ordering::Relaxed);
-        }
+        self.deadline.expire(now)
     }
 
     /// Takes over the life of the slot that this one replaces.
     pub(crate) fn inherit(&self, old: &Self) {
-        self.deadline.store(old.deadline.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.deadline.set(old.deadline.get());
     }
 
     fn life(&self, now: Duration, unix: Duration) -> Life {
@@ -390,7 +367,7 @@ impl Memory {
     /// Moves every deadline on by so many milliseconds.
     pub(crate) fn postpone(&mut self, by: u64) {
         for slot in self.spaces.values().flat_map(|space| space.by_id.values()) {
-            slot.postpone(by);
+            slot.deadline.postpone(by);
         }
     }
 
