@@ -421,7 +421,7 @@ async fn a_digest_covers_what_is_named() {
     assert_eq!(one.header("x-cosky-index"), list.header("x-cosky-index"));
     assert_ne!(one.value(), nothing);
     assert_eq!(one.value()["digest"].as_str().unwrap().len(), 16);
-    client.register("a/b", &instance("10.0.0.2", 8080)).await;
+    client.register("a%2Fb", &instance("10.0.0.2", 8080)).await;
     let named = [
         ("?service=order", one.value()),
         ("?service=absent&service=order&service=order", one.value()),

@@ -37,6 +37,9 @@ async fn a_snapshot_and_then_every_change_in_order() {
     let snapshot = events.expect("snapshot").await;
     assert_eq!(snapshot.data["services"], json!({"empty": [], "order": list.value()}));
     assert_eq!((&snapshot.data["configs"], &snapshot.data["state"]), (&json!({}), &json!("live")));
+    let store = snapshot.data["store"].as_str().unwrap();
+    let store: cosky_core::StoreId = store.parse().unwrap();
+    assert_eq!(store.opened, 1, "the first time that this store is opened");
     assert_eq!(snapshot.id.as_deref(), list.header("x-cosky-index"));
 
     client.register("order", &instance("10.0.0.1", 8080)).await;
