@@ -33,19 +33,26 @@ pub(crate) trait Cell {
     fn set(&self, number: u64);
 }
 
-impl Cell for AtomicU64 {
-    fn new(number: u64) -> Self {
-        Self::new(number)
-    }
+/// The same text for the standard library's atomic and for loom's, so that what loom judges is what runs.
+macro_rules! cell {
+    ($atomic:ty) => {
+        impl Cell for $atomic {
+            fn new(number: u64) -> Self {
+                Self::new(number)
+            }
 
-    fn get(&self) -> u64 {
-        self.load(Ordering::Relaxed)
-    }
+            fn get(&self) -> u64 {
+                self.load(Ordering::Relaxed)
+            }
 
-    fn set(&self, number: u64) {
-        self.store(number, Ordering::Relaxed);
-    }
+            fn set(&self, number: u64) {
+                self.store(number, Ordering::Relaxed);
+            }
+        }
+    };
 }
+
+cell!(AtomicU64);
 
 impl<C: Cell> Deadline<C> {
     /// One that never comes.
@@ -101,19 +108,7 @@ mod tests {
 
     use super::*;
 
-    impl Cell for loom::sync::atomic::AtomicU64 {
-        fn new(number: u64) -> Self {
-            Self::new(number)
-        }
-
-        fn get(&self) -> u64 {
-            self.load(Ordering::Relaxed)
-        }
-
-        fn set(&self, number: u64) {
-            self.store(number, Ordering::Relaxed);
-        }
-    }
+    cell!(loom::sync::atomic::AtomicU64);
 
     /// An instance whose deadline is 10, under the engine's lock.
     struct Shared(RwLock<Deadline<loom::sync::atomic::AtomicU64>>);

@@ -27,6 +27,7 @@
 //! ```
 
 mod consistent_hash;
+mod requests;
 mod round_robin;
 #[cfg(test)]
 mod tests;

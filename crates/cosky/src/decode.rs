@@ -271,6 +271,8 @@ fn snapshot(body: SnapshotBody, clock: ServerClock) -> Result<Event> {
 
 #[cfg(test)]
 mod tests {
+    use cosky_core::StoreId;
+
     use super::*;
 
     fn answer(status: u16, body: &str) -> Answer {
@@ -329,6 +331,24 @@ mod tests {
         let list = instances(&answer(200, &format!("[{bad},{good}]"))).unwrap();
         assert_eq!(list.len(), 1);
         assert!(!list[0].life().is_expired(), "without a Date nothing is said to be over");
+    }
+
+    #[test]
+    fn a_snapshot_may_name_its_store() {
+        let store = |field: &str| {
+            let data = format!(r#"{{"services":{{}},"state":"live"{field}}}"#);
+            let event = SseEvent { id: "1:1".into(), name: "snapshot".into(), data };
+            let clock = ServerClock::of(&HeaderMap::new());
+            match &change(&event, None, clock).unwrap().unwrap().event {
+                Event::Snapshot(snapshot) => snapshot.store,
+                other => panic!("{other:?}"),
+            }
+        };
+        let named = StoreId { id: 0xfeed, opened: 3 };
+        assert_eq!(store(r#","store":"000000000000feed:3""#), Some(named));
+        assert_eq!(store(""), None, "an older server");
+        assert_eq!(store(r#","store":null"#), None);
+        assert_eq!(store(r#","store":"of tomorrow""#), None, "it must not cost the snapshot");
     }
 
     #[test]

@@ -1,16 +1,13 @@
 //! The less busy of two.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-};
+use std::collections::HashMap;
 
 use cosky_core::{InstanceId, ServiceInstance, Weighted};
 
-use super::Balancer;
+use super::{
+    Balancer,
+    requests::{Request, Requests},
+};
 
 /// The power of two choices: of two random instances, drawn by weight, the one with fewer requests under way for its
 /// weight. Of two that are equally busy it is the first one drawn, so idle instances are chosen as their weights say.
@@ -37,19 +34,19 @@ pub struct TwoChoices {
     weighted: Weighted,
     members: Box<[Member]>,
     /// Those that may not be chosen now and have requests under way: some of them come back.
-    pub(super) absent: Box<[(InstanceId, Arc<AtomicU32>)]>,
+    pub(super) absent: Box<[(InstanceId, Requests)]>,
 }
 
 /// A request that [`TwoChoices`] counts, until this is dropped.
 #[derive(Debug)]
-pub struct UnderWay(Arc<AtomicU32>);
+pub struct UnderWay(#[expect(dead_code, reason = "it counts by being there")] Request);
 
 #[derive(Debug)]
 struct Member {
     id: InstanceId,
     weight: u64,
     /// Requests under way.
-    requests: Arc<AtomicU32>,
+    requests: Requests,
 }
 
 impl TwoChoices {
@@ -62,8 +59,7 @@ impl TwoChoices {
 
 impl Member {
     fn requests(&self) -> u64 {
-        // A count that is a moment old is as good a guess as any.
-        self.requests.load(Ordering::Relaxed).into()
+        self.requests.count().into()
     }
 }
 
@@ -74,7 +70,7 @@ impl Balancer for TwoChoices {
     fn rebuild(&self, eligible: &[&ServiceInstance]) -> Self {
         let present = self.members.iter().map(|member| (&member.id, &member.requests));
         let absent = self.absent.iter().map(|(id, requests)| (id, requests));
-        let mut counts: HashMap<&InstanceId, &Arc<AtomicU32>> = present.chain(absent).collect();
+        let mut counts: HashMap<&InstanceId, &Requests> = present.chain(absent).collect();
         let members = eligible.iter().map(|instance| Member {
             id: instance.id().clone(),
             weight: instance.weight().get().into(),
@@ -83,7 +79,7 @@ impl Balancer for TwoChoices {
         let members = members.collect();
         let absent = counts
             .into_iter()
-            .filter(|(_, requests)| requests.load(Ordering::Relaxed) > 0)
+            .filter(|(_, requests)| requests.count() > 0)
             .map(|(id, requests)| (id.clone(), requests.clone()));
         Self {
             weighted: Weighted::of(eligible.iter().map(|instance| instance.weight()).enumerate()),
@@ -95,19 +91,6 @@ impl Balancer for TwoChoices {
     fn pick(&self, (): &()) -> Option<(usize, UnderWay)> {
         let (first, second) = self.weighted.pick_two()?;
         let at = if self.is_busier(first, second) { second } else { first };
-        Some((at, UnderWay::begin(&self.members[at].requests)))
-    }
-}
-
-impl UnderWay {
-    fn begin(requests: &Arc<AtomicU32>) -> Self {
-        requests.fetch_add(1, Ordering::Relaxed);
-        Self(requests.clone())
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        Some((at, UnderWay(self.members[at].requests.begin())))
     }
 }
