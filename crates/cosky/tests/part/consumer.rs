@@ -1,8 +1,11 @@
 //! A process that looks at one service all the time.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use cosky::LiveView;
+use cosky::{LiveView, ServiceInstance, StoreState};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::{NO_SERVER, connect, tell};
@@ -24,7 +27,7 @@ pub(crate) async fn run(start: &str, service: &str, end: impl Future<Output = ()
     tokio::pin!(end);
     let mut tick = interval(LOOK_EVERY);
     tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let (mut looks, mut last) = (0u64, String::new());
+    let (mut looks, mut last, mut line) = (0u64, None, String::new());
     loop {
         let mut changes = view.clone();
         tokio::select! {
@@ -36,11 +39,16 @@ pub(crate) async fn run(start: &str, service: &str, end: impl Future<Output = ()
             tell(format_args!("clock {}", SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()));
         }
         looks += 1;
-        let seen = line(&view);
-        if seen != last {
-            tell(format_args!("list {seen}"));
-            last = seen;
+        let (state, list) = (view.state(), view.snapshot());
+        if last.as_ref().is_some_and(|(was, had)| *was == state && Arc::ptr_eq(had, &list)) {
+            continue;
         }
+        let seen = told(state, &list);
+        if seen != line {
+            tell(format_args!("list {seen}"));
+            line = seen;
+        }
+        last = Some((state, list));
     }
     tell(format_args!("looks {looks}"));
 }
@@ -52,9 +60,9 @@ async fn open(start: &str, service: &str) -> cosky::Result<LiveView> {
 }
 
 /// The state, then each instance with its version.
-fn line(view: &LiveView) -> String {
-    let mut line = format!("{:?}", view.state());
-    for instance in &*view.snapshot() {
+fn told(state: StoreState, list: &[ServiceInstance]) -> String {
+    let mut line = format!("{state:?}");
+    for instance in list {
         let version = instance.metadata().get("version").unwrap_or_default();
         line.push_str(&format!(" {}={version}", instance.id()));
     }

@@ -4,6 +4,7 @@
 pub(crate) mod desk;
 pub(crate) mod part;
 pub(crate) mod proxy;
+pub(crate) mod real;
 
 use std::{
     net::SocketAddr,
