@@ -1,20 +1,18 @@
 //! Digests: whether two parties hold the same instances, told in eight bytes.
 //!
 //! A cache compares the digest of what it holds with the store's, and so notices a change that it was never told of. The
-//! number of an instance is the XXH64, with seed 0, of what was registered, and the digest of a set is the sum of its
+//! number of an instance is the XXH3 (64 bits, seed 0) of what was registered, and the digest of a set is the sum of its
 //! members' numbers modulo 2⁶⁴: it depends on no order, and a member is added or removed without looking at the others.
 //! A set without members has digest 0.
 //!
-//! What is hashed, in this order: id, schema and host as texts, port and weight as `u32`, 1 or 0 as one byte for ephemeral
-//! or permanent, the number of metadata entries as `u64`, and key and value of each, sorted by key, as texts. A text is its
-//! length in bytes as `u64` and then its bytes; numbers are little endian. How long the instance still lives is not in it,
-//! nor are its TTL and owner.
+//! What is hashed, each number as a `u32`, little endian: the lengths in bytes of id, schema and host; the port; the weight;
+//! 1 for ephemeral or 0 for permanent; the number of metadata entries; and the lengths of the key and the value of each,
+//! sorted by key. Then the texts of which these are the lengths, in the same order. How long the instance still lives is
+//! not in it, nor are its TTL and owner.
 //!
 //! It guards against mistakes, not against somebody who builds collisions on purpose.
 
-use std::hash::Hasher as _;
-
-use twox_hash::XxHash64;
+use twox_hash::XxHash3_64;
 
 use crate::{Host, Instance, InstanceId, Metadata, Port, Schema, Weight};
 
@@ -63,26 +61,29 @@ pub(crate) struct Hashed<'a> {
 }
 
 impl Hashed<'_> {
+    /// Puts all into one piece first: that is several times faster than many small ones, and a start of a store does it for
+    /// every instance.
     pub(crate) fn number(&self) -> u64 {
-        let mut hasher = XxHash64::with_seed(0);
-        text(&mut hasher, self.id.as_str());
-        text(&mut hasher, self.schema.as_str());
-        text(&mut hasher, self.host.as_str());
-        hasher.write(&self.port.get().to_le_bytes());
-        hasher.write(&self.weight.get().to_le_bytes());
-        hasher.write(&[u8::from(self.ephemeral)]);
-        hasher.write(&(self.metadata.len() as u64).to_le_bytes());
+        let texts = [self.id.as_str(), self.schema.as_str(), self.host.as_str()];
+        let entries = self.metadata.len();
+        let bytes = texts.map(str::len).iter().sum::<usize>() + self.metadata.bytes();
+        let mut piece = Vec::with_capacity(4 * (7 + 2 * entries) + bytes);
+        let mut put = |number: u32| piece.extend_from_slice(&number.to_le_bytes());
+        texts.iter().for_each(|text| put(length(text)));
+        [self.port.get(), self.weight.get(), self.ephemeral.into()].into_iter().for_each(&mut put);
+        put(u32::try_from(entries).expect("bounded by METADATA_ENTRIES"));
         for (key, value) in self.metadata.iter() {
-            text(&mut hasher, key);
-            text(&mut hasher, value);
+            put(length(key));
+            put(length(value));
         }
-        hasher.finish()
+        let entries = self.metadata.iter().flat_map(|(key, value)| [key, value]);
+        texts.into_iter().chain(entries).for_each(|text| piece.extend_from_slice(text.as_bytes()));
+        XxHash3_64::oneshot(&piece)
     }
 }
 
-fn text(hasher: &mut XxHash64, text: &str) {
-    hasher.write(&(text.len() as u64).to_le_bytes());
-    hasher.write(text.as_bytes());
+fn length(text: &str) -> u32 {
+    u32::try_from(text.len()).expect("names, hosts and metadata are bounded")
 }
 
 #[cfg(test)]
@@ -104,10 +105,13 @@ mod tests {
         of_instance(&Instance::from(new))
     }
 
-    /// Servers and clients of different versions compare these numbers, so this one must never change.
+    /// Servers and clients of different versions compare these numbers, so they must never change. They were computed by
+    /// another implementation of XXH3.
     #[test]
-    fn the_number_of_an_instance_is_for_ever() {
-        assert_eq!(number(|_| {}), 0xe0a3b2f780014a8d);
+    fn numbers_are_for_ever() {
+        assert_eq!(number(|_| {}), 0xe24c_3ef2_b3d0_16b7);
+        let long = Metadata::new([("text", "x".repeat(1000))]).unwrap();
+        assert_eq!(number(|new| new.metadata = long), 0x8547_799b_e9f6_ffb7);
     }
 
     #[test]
@@ -126,6 +130,10 @@ mod tests {
             number(|new| new.metadata = metadata(&[("zone", "z1"), ("w", "2")])),
             number(|new| new.metadata = metadata(&[("zone", "z1"), ("v", "")])),
             number(|new| new.metadata = metadata(&[("v", "2zonez1")])),
+            number(|new| new.metadata = metadata(&[("a", "xy"), ("b", "")])),
+            number(|new| new.metadata = metadata(&[("a", "x"), ("y", "b")])),
+            number(|new| new.metadata = metadata(&[("a", "b"), ("cd", "e")])),
+            number(|new| new.metadata = metadata(&[("ab", "c"), ("d", "e")])),
             number(|new| new.metadata = metadata(&[("v2", "zone"), ("z1", "")])),
             number(|new| new.metadata = metadata(&[("v", "2"), ("zonez", "1")])),
         ];

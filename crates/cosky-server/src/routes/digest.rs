@@ -18,11 +18,11 @@ pub(super) fn scope(services: Vec<ServiceId>) -> Result<Scope> {
 /// Digest of a namespace's instances
 ///
 /// Equal to the digest of what a client holds when it holds the same, in whatever order. It covers what was registered (id,
-/// schema, host, port, weight, ephemeral, metadata), not how long an instance still lives. The number of an instance is the
-/// XXH64, with seed 0, of: id, schema and host as texts, port and weight in 4 bytes each, 1 or 0 in one byte for ephemeral or
-/// permanent, the number of metadata entries in 8 bytes, and of each entry, sorted by key, key and value as texts. A text is
-/// its length in 8 bytes and then its UTF-8 bytes; numbers are little endian. The digest is the sum of the numbers modulo
-/// 2⁶⁴, and 0 without instances.
+/// schema, host, port, weight, ephemeral, metadata), not how long an instance still lives. It is the sum, modulo 2⁶⁴, of a
+/// number per instance, 0 without instances. The number is the XXH3 (64 bits, seed 0) of these bytes. First numbers of 4
+/// bytes each, little endian: the lengths in bytes of id, schema and host; the port; the weight; 1 for ephemeral or 0 for
+/// permanent; the number of metadata entries; and the lengths of the key and the value of each, sorted by key. Then the
+/// texts of which these are the lengths, in the same order, in UTF-8.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/digest", tag = "instances", operation_id = "digest",
     params(
