@@ -1,0 +1,208 @@
+//! All entries of one kind, and the tasks that keep them.
+
+use std::{
+    collections::HashMap,
+    hash::{Hash, Hasher},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use cosky_core::{Error, Namespace, Registry, Result};
+use foldhash::fast::RandomState;
+use papaya::Equivalent;
+use tokio::runtime::Handle;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::{
+    Figures, Incident, Options, Shown,
+    entry::{Entry, Inbox},
+    kind::Kind,
+    supervisor::Supervisor,
+};
+
+/// All entries of one kind.
+pub(crate) struct Shelf<K: Kind> {
+    pub(crate) registry: Arc<dyn Registry>,
+    pub(crate) options: Options,
+    runtime: Handle,
+    entries: papaya::HashMap<Key<K>, Arc<Entry<K>>, RandomState>,
+    /// Entries come and go under this lock only.
+    spaces: Mutex<HashMap<Namespace, Kept<K>>>,
+    pub(crate) counters: Counters,
+}
+
+/// The task that keeps one namespace.
+struct Kept<K: Kind> {
+    inbox: Arc<Inbox<K>>,
+    _task: AbortOnDropHandle<()>,
+}
+
+/// Ends the tasks with the last that holds this.
+pub(crate) struct Life<K: Kind>(pub(crate) Arc<Shelf<K>>);
+
+/// What happened so far, and what is there now.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) entries: AtomicU64,
+    pub(crate) subscriptions: AtomicU64,
+    pub(crate) loads: AtomicU64,
+    pub(crate) resyncs: AtomicU64,
+    pub(crate) digests: AtomicU64,
+    pub(crate) digests_differed: AtomicU64,
+    pub(crate) protected: AtomicU64,
+}
+
+struct Key<K: Kind> {
+    namespace: Namespace,
+    name: K::Name,
+}
+
+/// A key whose parts are somewhere else: looking up copies nothing.
+struct Asked<'a, K: Kind> {
+    namespace: &'a Namespace,
+    name: &'a K::Name,
+}
+
+impl<K: Kind> Shelf<K> {
+    pub(crate) fn new(registry: Arc<dyn Registry>, options: Options) -> Self {
+        Self {
+            registry,
+            options,
+            runtime: Handle::current(),
+            entries: papaya::HashMap::default(),
+            spaces: Mutex::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What is shown of a name that is cached.
+    pub(crate) fn known(&self, namespace: &Namespace, name: &K::Name) -> Option<Arc<Shown<K::Content>>> {
+        let entries = self.entries.pin();
+        let entry = entries.get(&Asked::<K> { namespace, name })?;
+        entry.touch();
+        let shown = entry.load_full();
+        shown.known.then_some(shown)
+    }
+
+    /// The entry of a name, made when there is none, and held once for the caller.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`] at the limit of entries.
+    pub(crate) fn hold(self: &Arc<Self>, namespace: &Namespace, name: &K::Name) -> Result<Arc<Entry<K>>> {
+        let mut spaces = self.lock();
+        let entries = self.entries.pin();
+        if let Some(entry) = entries.get(&Asked::<K> { namespace, name }) {
+            entry.hold();
+            return Ok(entry.clone());
+        }
+        let limit = self.options.entries;
+        if self.counters.entries.load(Ordering::Relaxed) >= limit as u64 {
+            return Err(Error::Exhausted { what: "names of one cache", limit });
+        }
+        self.counters.entries.fetch_add(1, Ordering::Relaxed);
+        let inbox = match spaces.get(namespace) {
+            Some(kept) => kept.inbox.clone(),
+            None => self.keep(&mut spaces, namespace),
+        };
+        let entry = Arc::new(Entry::new(name.clone(), inbox.clone()));
+        entry.hold();
+        entries.insert(Key { namespace: namespace.clone(), name: name.clone() }, entry.clone());
+        inbox.want(entry.clone());
+        Ok(entry)
+    }
+
+    /// Starts the task of a namespace.
+    fn keep(
+        self: &Arc<Self>,
+        spaces: &mut HashMap<Namespace, Kept<K>>,
+        namespace: &Namespace,
+    ) -> Arc<Inbox<K>> {
+        let inbox = Arc::new(Inbox::new());
+        let supervisor = Supervisor::new(self.clone(), namespace.clone(), inbox.clone());
+        let task = AbortOnDropHandle::new(self.runtime.spawn(supervisor.run()));
+        spaces.insert(namespace.clone(), Kept { inbox: inbox.clone(), _task: task });
+        inbox
+    }
+
+    /// Takes those of `entries` out that nobody holds any more.
+    pub(crate) fn release(&self, namespace: &Namespace, candidates: &[Arc<Entry<K>>]) -> Vec<K::Name> {
+        let _spaces = self.lock();
+        let entries = self.entries.pin();
+        let released: Vec<_> = candidates.iter().filter(|entry| !entry.is_held()).collect();
+        for entry in &released {
+            entries.remove(&Asked::<K> { namespace, name: &entry.name });
+        }
+        self.counters.entries.fetch_sub(released.len() as u64, Ordering::Relaxed);
+        released.into_iter().map(|entry| entry.name.clone()).collect()
+    }
+
+    /// Forgets a namespace without entries; false when one has just come. For its task, which ends then.
+    pub(crate) fn forget(&self, namespace: &Namespace, inbox: &Inbox<K>) -> bool {
+        let mut spaces = self.lock();
+        let empty = inbox.is_empty();
+        if empty {
+            spaces.remove(namespace);
+        }
+        empty
+    }
+
+    pub(crate) fn incident(&self, incident: Incident) {
+        for kept in self.lock().values() {
+            kept.inbox.incident(incident);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Namespace, Kept<K>>> {
+        self.spaces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<K: Kind> Drop for Life<K> {
+    fn drop(&mut self) {
+        self.0.lock().clear();
+    }
+}
+
+impl Counters {
+    pub(crate) fn figures(&self) -> Figures {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Figures {
+            entries: get(&self.entries),
+            subscriptions: get(&self.subscriptions),
+            loads: get(&self.loads),
+            resyncs: get(&self.resyncs),
+            digests: get(&self.digests),
+            digests_differed: get(&self.digests_differed),
+            protected: get(&self.protected),
+        }
+    }
+}
+
+impl<K: Kind> Hash for Key<K> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Asked::<K> { namespace: &self.namespace, name: &self.name }.hash(state);
+    }
+}
+
+impl<K: Kind> PartialEq for Key<K> {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name && self.namespace == other.namespace
+    }
+}
+
+impl<K: Kind> Eq for Key<K> {}
+
+impl<K: Kind> Hash for Asked<'_, K> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.namespace.hash(state);
+        self.name.hash(state);
+    }
+}
+
+impl<K: Kind> Equivalent<Key<K>> for Asked<'_, K> {
+    fn equivalent(&self, key: &Key<K>) -> bool {
+        *self.name == key.name && *self.namespace == key.namespace
+    }
+}

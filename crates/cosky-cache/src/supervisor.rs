@@ -1,0 +1,412 @@
+//! The task that keeps one namespace: what it hears goes through [`Space`], what that decides is done here.
+
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use cosky_core::{Error, Event, Namespace, Read, Result, Scope};
+use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
+use tokio::time::{Instant, sleep_until};
+
+use crate::{
+    backoff,
+    compare::Comparison,
+    entry::{Entry, Inbox},
+    kind::{Kind, Step},
+    protection::Protection,
+    shelf::Shelf,
+    space::{Ask, Now, Space, Verdict},
+    watch::{Fed, Feed, Watched},
+};
+
+/// The most services that a subscription names; above, it is of the whole namespace.
+const NAMED: usize = 64;
+/// Below this a subscription of the whole namespace goes back to names.
+const NAMED_AGAIN: usize = 32;
+/// The most names that are asked for at once.
+const LOADS: usize = 16;
+/// When more names than this are new, everything is asked for in one snapshot.
+const MANY: usize = 32;
+/// Changes that are taken in before anything is shown.
+const TOGETHER: usize = 256;
+/// How often it looks for what time alone changes.
+const TICK: Duration = Duration::from_secs(1);
+/// Time that passes unnoticed for longer than this means that the machine or the process stood still.
+const SUSPENDED: Duration = Duration::from_secs(5);
+
+/// Keeps one namespace, until nobody wants anything of it.
+pub(crate) struct Supervisor<K: Kind> {
+    shelf: Arc<Shelf<K>>,
+    namespace: Namespace,
+    inbox: Arc<Inbox<K>>,
+    space: Space<K>,
+    entries: HashMap<K::Name, Known<K>, foldhash::fast::RandomState>,
+    feed: Option<Feed>,
+    loads: FuturesUnordered<Load<K>>,
+    waiting: VecDeque<Ask<K::Name>>,
+    comparison: Comparison<K>,
+    ticked: Now,
+    /// Losses in a row.
+    losses: u32,
+    subscribed: Share,
+    protected: Share,
+}
+
+/// An entry, and when it was last looked up.
+struct Known<K: Kind> {
+    entry: Arc<Entry<K>>,
+    looked_up: Option<Duration>,
+}
+
+type Load<K> = Pin<Box<dyn Future<Output = Answer<K>> + Send>>;
+type Answer<K> = (<K as Kind>::Name, Result<Read<Vec<<K as Kind>::Item>>>);
+
+/// This namespace's part of a figure of the whole cache; taken back at the end.
+struct Share {
+    part: u64,
+    add: Box<dyn Fn(i64) + Send + Sync>,
+}
+
+impl<K: Kind> Supervisor<K> {
+    pub(crate) fn new(shelf: Arc<Shelf<K>>, namespace: Namespace, inbox: Arc<Inbox<K>>) -> Self {
+        let options = &shelf.options;
+        let protection = Protection::new(options.protect, options.protect_limit);
+        let space = Space::new(protection, options.ask_at_deadline);
+        let comparison = Comparison::new(options.digest_every);
+        let ticked = Now { clock: options.clock.now(), instant: Instant::now() };
+        let share = |of: fn(&Shelf<K>) -> &AtomicU64| {
+            let shelf = shelf.clone();
+            let add = move |difference: i64| {
+                of(&shelf).fetch_add(difference.cast_unsigned(), Ordering::Relaxed);
+            };
+            Share { part: 0, add: Box::new(add) }
+        };
+        Self {
+            subscribed: share(|shelf| &shelf.counters.subscriptions),
+            protected: share(|shelf| &shelf.counters.protected),
+            namespace,
+            inbox,
+            space,
+            entries: HashMap::default(),
+            feed: None,
+            loads: FuturesUnordered::new(),
+            waiting: VecDeque::new(),
+            comparison,
+            ticked,
+            losses: 0,
+            shelf,
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
+        loop {
+            self.take_mail();
+            if self.entries.is_empty() && self.shelf.forget(&self.namespace, &self.inbox) {
+                return;
+            }
+            self.load();
+            self.show();
+            let wake = self.wake();
+            tokio::select! {
+                () = self.inbox.woken() => {}
+                fed = next(&mut self.feed) => self.take_all(fed),
+                Some((name, answer)) = self.loads.next() => self.loaded(&name, answer),
+                answer = self.comparison.answer() => self.compared(answer),
+                () = sleep_until(wake) => {}
+            }
+            self.pass();
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now { clock: self.shelf.options.clock.now(), instant: Instant::now() }
+    }
+
+    fn take_mail(&mut self) {
+        let mail = self.inbox.take();
+        let now = self.now();
+        for entry in &mail.wanted {
+            self.space.want(entry.name.clone(), now);
+        }
+        let any = !mail.wanted.is_empty();
+        for entry in mail.wanted {
+            self.entries.insert(entry.name.clone(), Known { entry, looked_up: None });
+        }
+        if any {
+            self.widen();
+        }
+        if let Some(incident) = mail.incident {
+            tracing::warn!(namespace = %self.namespace, ?incident, "the store had an incident");
+            self.space.incident(now);
+        }
+    }
+
+    /// Follows everything that is wanted, when something is that is not followed yet.
+    fn widen(&mut self) {
+        let Some(feed) = &mut self.feed else {
+            let scope = scope_of::<K>(self.entries.keys(), NAMED);
+            let feed = Feed::new(self.shelf.registry.clone(), self.namespace.clone(), scope);
+            self.feed = Some(feed);
+            return;
+        };
+        if self.entries.keys().all(|name| K::covers(feed.scope(), name)) {
+            return;
+        }
+        feed.follow(scope_of::<K>(self.entries.keys(), NAMED));
+        if feed.is_open() && self.space.strangers() > MANY {
+            self.begin_anew();
+        }
+    }
+
+    /// Follows no more than what is wanted.
+    fn narrow(&mut self) {
+        if self.entries.is_empty() {
+            self.feed = None;
+            self.subscribed.set(0);
+            return;
+        }
+        let Some(feed) = &mut self.feed else { return };
+        let most = if *feed.scope() == Scope::All { NAMED_AGAIN } else { NAMED };
+        let scope = scope_of::<K>(self.entries.keys(), most);
+        if scope != *feed.scope() {
+            feed.follow(scope);
+        }
+    }
+
+    fn begin_anew(&mut self) {
+        if self.feed.as_mut().is_some_and(Feed::begin_anew) {
+            self.shelf.counters.resyncs.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes in what is there already, so that a burst is shown once.
+    fn take_all(&mut self, first: Fed) {
+        let mut fed = Some(first);
+        for _ in 0..TOGETHER {
+            let Some(item) = fed.take() else { return };
+            self.take(item);
+            fed = next(&mut self.feed).now_or_never();
+        }
+        if let Some(item) = fed {
+            self.take(item);
+        }
+    }
+
+    fn take(&mut self, fed: Fed) {
+        let now = self.now();
+        match fed {
+            Fed::Opened { scope, resumes } => {
+                self.space.opened(scope, resumes);
+                if !resumes {
+                    self.waiting.clear();
+                }
+                self.subscribed.set(1);
+            }
+            Fed::Told(Watched::Change(change)) => {
+                let verdict = self.space.change(&change, now);
+                if matches!(verdict, Verdict::GoOn) {
+                    self.saw(&change.event);
+                    if !matches!(change.event, Event::State(_)) {
+                        self.followed_again();
+                    }
+                }
+                self.judge(verdict, now);
+            }
+            Fed::Told(Watched::Resumed) => {
+                self.space.heard(now);
+                self.followed_again();
+            }
+            Fed::Told(Watched::Lost(error)) => self.lost(error, now),
+        }
+    }
+
+    fn judge(&mut self, verdict: Verdict, now: Now) {
+        match verdict {
+            Verdict::GoOn => {}
+            Verdict::BeginAnew => self.begin_anew(),
+            Verdict::Refuse(error) => {
+                if let Some(feed) = &mut self.feed {
+                    feed.refuse(error.clone());
+                }
+                self.lost(error, now);
+            }
+        }
+    }
+
+    fn lost(&mut self, error: Error, now: Now) {
+        if self.losses == 0 {
+            tracing::warn!(namespace = %self.namespace, %error, "what is cached is stale; trying on");
+        }
+        self.losses = self.losses.saturating_add(1);
+        self.subscribed.set(0);
+        self.space.lost(error, now);
+    }
+
+    fn followed_again(&mut self) {
+        let losses = std::mem::take(&mut self.losses);
+        if losses > 0 {
+            tracing::info!(namespace = %self.namespace, losses, "what is cached is followed again");
+        }
+    }
+
+    /// Asks for what must be asked for, some at a time.
+    fn load(&mut self) {
+        self.waiting.extend(self.space.take_loads());
+        if self.waiting.len() > MANY {
+            self.begin_anew();
+        }
+        while self.loads.len() < LOADS
+            && let Some(ask) = self.waiting.pop_front()
+        {
+            self.shelf.counters.loads.fetch_add(1, Ordering::Relaxed);
+            let answer = K::load(self.shelf.registry.clone(), self.namespace.clone(), ask.name.clone());
+            self.loads.push(Box::pin(async move {
+                if let Some(before) = ask.failures.checked_sub(1) {
+                    tokio::time::sleep(backoff::after(before)).await;
+                }
+                (ask.name, answer.await)
+            }));
+        }
+    }
+
+    fn loaded(&mut self, name: &K::Name, answer: Result<Read<Vec<K::Item>>>) {
+        let now = self.now();
+        if let (Some(hook), Ok(read)) = (&self.shelf.options.on_metadata, &answer) {
+            read.value.iter().for_each(|item| K::saw(hook, &self.namespace, item));
+        }
+        let verdict = self.space.loaded(name, answer, now);
+        self.judge(verdict, now);
+    }
+
+    /// Hands on the metadata that was told.
+    fn saw(&self, event: &Event) {
+        let Some(hook) = &self.shelf.options.on_metadata else { return };
+        if let Event::Snapshot(snapshot) = event {
+            for name in self.entries.keys() {
+                K::snapshot(snapshot, name).iter().for_each(|item| K::saw(hook, &self.namespace, item));
+            }
+        } else if let Some((name, Step::Put { item, edited: true })) = K::step(event)
+            && self.space.wants(name)
+        {
+            K::saw(hook, &self.namespace, item);
+        }
+    }
+
+    fn compared(&mut self, answer: crate::compare::Answer<K>) {
+        let counters = &self.shelf.counters;
+        let outcome = self.comparison.judge(answer, &self.space);
+        counters.digests.fetch_add(u64::from(outcome.compared), Ordering::Relaxed);
+        if outcome.differed {
+            counters.digests_differed.fetch_add(1, Ordering::Relaxed);
+            tracing::warn!(namespace = %self.namespace, "what is cached differs from the registry; asking for everything anew");
+            self.begin_anew();
+        }
+    }
+
+    /// What time alone changes.
+    fn pass(&mut self) {
+        let now = self.now();
+        let passed = now.clock.saturating_sub(self.ticked.clock);
+        if passed < TICK && self.soonest().is_none_or(|at| at > now.clock) {
+            return;
+        }
+        if passed >= TICK {
+            if passed > SUSPENDED + TICK {
+                self.doubt(passed, now);
+            }
+            self.ticked = now;
+            self.release(now);
+            self.protected.set(self.space.protected());
+        }
+        self.space.tick(now);
+        let names = || self.entries.keys().cloned().collect();
+        self.comparison.begin(&self.shelf.registry, &self.namespace, names, now);
+    }
+
+    /// Whatever happened while nothing ran here was not heard, and the stream may have died of it.
+    fn doubt(&mut self, passed: Duration, now: Now) {
+        let error = Error::unavailable(format!("this process or machine stood still for {passed:?}"));
+        if let Some(feed) = &mut self.feed {
+            feed.doubt(error.clone());
+        }
+        self.lost(error, now);
+    }
+
+    /// Lets go of what nobody wants any more.
+    fn release(&mut self, now: Now) {
+        let idle = self.shelf.options.idle;
+        let mut candidates = Vec::new();
+        for known in self.entries.values_mut() {
+            if known.entry.was_used() {
+                known.looked_up = Some(now.clock);
+            }
+            let unused = known.looked_up.is_none_or(|at| now.clock.saturating_sub(at) >= idle);
+            if unused && !known.entry.is_held() {
+                candidates.push(known.entry.clone());
+            }
+        }
+        if candidates.is_empty() {
+            return;
+        }
+        for name in self.shelf.release(&self.namespace, &candidates) {
+            self.entries.remove(&name);
+            self.space.release(&name);
+        }
+        self.narrow();
+    }
+
+    fn show(&mut self) {
+        let now = self.now();
+        for (name, shown) in self.space.take_shown(now) {
+            if let Some(known) = self.entries.get(&name) {
+                known.entry.show(shown);
+            }
+        }
+    }
+
+    /// When to wake by itself.
+    fn wake(&self) -> Instant {
+        let now = self.now();
+        let tick = self.ticked.instant + TICK;
+        let soonest = self.soonest().map(|at| now.instant + at.saturating_sub(now.clock));
+        soonest.map_or(tick, |soonest| soonest.min(tick)).max(now.instant)
+    }
+
+    /// What must not wait for the next tick.
+    fn soonest(&self) -> Option<Duration> {
+        self.space.next_ask().into_iter().chain(self.comparison.due()).min()
+    }
+}
+
+/// These names, or everything when they are more than `most`.
+fn scope_of<'a, K: Kind>(names: impl ExactSizeIterator<Item = &'a K::Name>, most: usize) -> Scope {
+    if names.len() > most { Scope::All } else { K::scope(names.cloned().collect::<BTreeSet<_>>()) }
+}
+
+async fn next(feed: &mut Option<Feed>) -> Fed {
+    match feed {
+        Some(feed) => feed.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Share {
+    fn set(&mut self, part: u64) {
+        if part != self.part {
+            (self.add)(part.cast_signed() - self.part.cast_signed());
+            self.part = part;
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
