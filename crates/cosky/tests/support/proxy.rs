@@ -22,6 +22,8 @@ pub(crate) enum Mode {
     Freeze,
     /// Passes requests on and keeps the answers; each connection breaks when an answer comes.
     LoseAnswers,
+    /// Passes no event of a watch on, and everything else.
+    HoldStreams,
     /// Breaks every connection.
     Cut,
 }
@@ -89,6 +91,7 @@ async fn carry(
 ) {
     let Ok(mut server) = TcpStream::connect(server).await else { return };
     let (mut up, mut down) = ([0; 16 * 1024], [0; 16 * 1024]);
+    let mut streams = false;
     loop {
         let now = *mode.borrow_and_update();
         if now == Mode::Cut {
@@ -102,12 +105,12 @@ async fn carry(
             }
             read = client.read(&mut up), if now != Mode::Freeze => {
                 let Ok(count @ 1..) = read else { return };
-                record(&up[..count], &seen);
+                streams = record(&up[..count], &seen).unwrap_or(streams);
                 if server.write_all(&up[..count]).await.is_err() {
                     return;
                 }
             }
-            read = server.read(&mut down), if now != Mode::Freeze => {
+            read = server.read(&mut down), if now != Mode::Freeze && !(streams && now == Mode::HoldStreams) => {
                 let Ok(count @ 1..) = read else { return };
                 if now == Mode::LoseAnswers || client.write_all(&down[..count]).await.is_err() {
                     return;
@@ -117,11 +120,15 @@ async fn carry(
     }
 }
 
-/// Request lines stand at the beginning of what a client writes, or behind a body that it wrote together with them.
-fn record(bytes: &[u8], seen: &Mutex<Vec<Seen>>) {
+/// Request lines stand at the beginning of what a client writes, or behind a body that it wrote together with them. Says
+/// whether the last of them asks for a watch.
+fn record(bytes: &[u8], seen: &Mutex<Vec<Seen>>) -> Option<bool> {
     let text = String::from_utf8_lossy(bytes);
+    let mut streams = None;
     for line in text.lines().filter_map(|line| line.strip_suffix(" HTTP/1.1")) {
         let line = line.rfind('}').map_or(line, |end| &line[end + 1..]);
+        streams = Some(line.contains("/watch"));
         seen.lock().unwrap().push(Seen { at: Instant::now(), line: line.to_owned() });
     }
+    streams
 }
