@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Serialize, Serializer};
 
-use crate::{Error, Host, Metadata, Owner, Port, Schema, ServiceId, Ttl, Weight, digest::Hashed, wire};
+use crate::{Error, Host, Metadata, Owner, Port, Schema, ServiceId, Ttl, Weight, digest, wire};
 
 /// The metadata key of an instance's status.
 pub const STATUS: &str = "instance_status";
@@ -164,19 +164,8 @@ impl Registration {
 
 impl From<Registration> for Instance {
     fn from(new: Registration) -> Self {
-        let id = new.id();
-        let number = Hashed {
-            id: &id,
-            schema: &new.schema,
-            host: &new.host,
-            port: new.port,
-            weight: new.weight,
-            ephemeral: new.ephemeral,
-            metadata: &new.metadata,
-        }
-        .number();
         Self {
-            id,
+            id: new.id(),
             service: new.service,
             schema: new.schema,
             host: new.host,
@@ -184,25 +173,16 @@ impl From<Registration> for Instance {
             weight: new.weight,
             ephemeral: new.ephemeral,
             metadata: new.metadata,
-            number,
+            number: 0,
             json: OnceLock::new(),
         }
+        .numbered()
     }
 }
 
 impl Instance {
     /// This instance with other metadata.
     pub fn with_metadata(&self, metadata: Metadata) -> Self {
-        let number = Hashed {
-            id: &self.id,
-            schema: &self.schema,
-            host: &self.host,
-            port: self.port,
-            weight: self.weight,
-            ephemeral: self.ephemeral,
-            metadata: &metadata,
-        }
-        .number();
         Self {
             id: self.id.clone(),
             service: self.service.clone(),
@@ -212,9 +192,10 @@ impl Instance {
             weight: self.weight,
             ephemeral: self.ephemeral,
             metadata,
-            number,
+            number: 0,
             json: OnceLock::new(),
         }
+        .numbered()
     }
 
     /// Its id.
@@ -266,6 +247,11 @@ impl Instance {
     pub fn uri(&self) -> Option<String> {
         (self.schema.as_str() != Schema::NONE)
             .then(|| format!("{}://{}:{}", self.schema.as_str(), self.host.in_uri(), self.port.get()))
+    }
+
+    fn numbered(mut self) -> Self {
+        self.number = digest::compute(&self);
+        self
     }
 
     pub(crate) fn number(&self) -> u64 {

@@ -21,8 +21,8 @@ pub(super) fn scope(services: Vec<ServiceId>) -> Result<Scope> {
 /// schema, host, port, weight, ephemeral, metadata), not how long an instance still lives. It is the sum, modulo 2⁶⁴, of a
 /// number per instance, 0 without instances. The number is the XXH3 (64 bits, seed 0) of these bytes. First numbers of 4
 /// bytes each, little endian: the lengths in bytes of id, schema and host; the port; the weight; 1 for ephemeral or 0 for
-/// permanent; the number of metadata entries; and the lengths of the key and the value of each, sorted by key. Then the
-/// texts of which these are the lengths, in the same order, in UTF-8.
+/// permanent; the number of metadata entries; and the lengths of the key and the value of each, sorted by the bytes of the
+/// key. Then the texts of which these are the lengths, in the same order, in UTF-8.
 #[utoipa::path(
     get, path = "/v1/namespaces/{namespace}/digest", tag = "instances", operation_id = "digest",
     params(
