@@ -5,6 +5,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 use cosky_core::{Error, Index, Namespace, Read, Registry, Result};
 
 use crate::{
+    backoff::Jitter,
     kind::Kind,
     space::{Now, Space},
 };
@@ -18,6 +19,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Compares from time to time, some names after the others.
 pub(crate) struct Comparison<K: Kind> {
     every: Duration,
+    jitter: Jitter,
     due: Option<Duration>,
     /// Where the next question begins.
     next: Option<K::Name>,
@@ -49,8 +51,8 @@ struct Suspicion<K: Kind> {
 
 impl<K: Kind> Comparison<K> {
     /// One that compares everything once in `every`, ± 10 %; never when that is zero.
-    pub(crate) fn new(every: Duration) -> Self {
-        Self { every, due: None, next: None, question: None, suspicion: None }
+    pub(crate) fn new(every: Duration, seed: Option<u64>) -> Self {
+        Self { every, jitter: Jitter::new(seed), due: None, next: None, question: None, suspicion: None }
     }
 
     /// Asks when it is time to and nothing is under way.
@@ -64,7 +66,7 @@ impl<K: Kind> Comparison<K> {
         if self.every.is_zero() || self.question.is_some() {
             return;
         }
-        let due = *self.due.get_or_insert_with(|| now.clock + jittered(self.every));
+        let due = *self.due.get_or_insert_with(|| now.clock + self.jitter.around(self.every));
         if now.clock < due {
             return;
         }
@@ -99,7 +101,7 @@ impl<K: Kind> Comparison<K> {
             Ok(told) => told,
             Err(Error::NotFound { .. }) => {
                 // A server that is too old to tell. Another one may follow it.
-                self.due = Some(answer.asked.clock + 10 * jittered(self.every));
+                self.due = Some(answer.asked.clock + 10 * self.jitter.around(self.every));
                 return Outcome::default();
             }
             Err(_) => return Outcome::default(),
@@ -126,7 +128,7 @@ impl<K: Kind> Comparison<K> {
         let start = self.next.take().map_or(0, |next| names.partition_point(|name| *name < next));
         let all: usize = names.iter().map(K::weight).sum();
         let turns = u32::try_from(all.div_ceil(NAME_BYTES)).unwrap_or(u32::MAX).max(1);
-        self.due = Some(now.clock + jittered(self.every / turns));
+        self.due = Some(now.clock + self.jitter.around(self.every / turns));
         let mut bytes = 0;
         let fits = |name: &&K::Name| {
             bytes += K::weight(name);
@@ -136,8 +138,4 @@ impl<K: Kind> Comparison<K> {
         self.next = names.get(start + some.len()).cloned();
         some
     }
-}
-
-fn jittered(every: Duration) -> Duration {
-    every.mul_f64(rand::random_range(0.9..=1.1))
 }

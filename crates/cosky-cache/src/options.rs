@@ -28,6 +28,8 @@ pub struct Options {
     pub digest_every: Duration,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
+    /// What delays are drawn from: by chance without, the same each time with it, so that a test can be played again.
+    pub seed: Option<u64>,
     /// Who else wants to know the metadata that is told.
     pub on_metadata: Option<OnMetadata>,
 }
@@ -80,6 +82,7 @@ impl Default for Options {
             ask_at_deadline: false,
             digest_every: Duration::from_secs(25),
             clock: Arc::new(SystemClock),
+            seed: None,
             on_metadata: None,
         }
     }

@@ -10,7 +10,7 @@
 //! * What a server says that is itself cut off from its store replaces nothing that is known.
 //! * Errors change how far the content can be trusted, and never the content.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use cosky_core::{Change, Error, Event, Index, Read, Result, Scope, Snapshot, StoreId, StoreState};
 use tokio::time::Instant;
@@ -24,7 +24,7 @@ use crate::{
 
 /// What is known of one namespace.
 pub(crate) struct Space<K: Kind> {
-    names: HashMap<K::Name, Held<K>, foldhash::fast::RandomState>,
+    names: BTreeMap<K::Name, Held<K>>,
     /// What the stream tells of; none while there is no stream.
     scope: Option<Scope>,
     /// The stream begins with a snapshot that has not come yet.
@@ -73,7 +73,7 @@ pub(crate) struct Ask<N> {
 impl<K: Kind> Space<K> {
     pub(crate) fn new(protection: Protection, asks_at_deadline: bool) -> Self {
         Self {
-            names: HashMap::default(),
+            names: BTreeMap::new(),
             scope: None,
             awaits: false,
             at: None,
@@ -218,7 +218,7 @@ impl<K: Kind> Space<K> {
     /// Time passes.
     pub(crate) fn tick(&mut self, now: Now) {
         // What is absent is known only while somebody tells.
-        if self.error.is_some() || self.scope.is_none() || self.awaits {
+        if !self.is_followed() {
             return;
         }
         let turn = self.protection.pass(now.clock);
@@ -257,7 +257,7 @@ impl<K: Kind> Space<K> {
 
     /// The digest of these names, when all of them are followed at this moment.
     pub(crate) fn digest(&self, names: &[K::Name]) -> Option<u64> {
-        if self.error.is_some() || self.awaits || self.scope.is_none() {
+        if !self.is_followed() {
             return None;
         }
         names.iter().try_fold(0u64, |sum, name| {
@@ -282,6 +282,11 @@ impl<K: Kind> Space<K> {
 
     pub(crate) fn protected(&self) -> u64 {
         self.names.values().filter(|held| held.is_protected()).count() as u64
+    }
+
+    /// Whether the stream tells everything that happens.
+    fn is_followed(&self) -> bool {
+        self.error.is_none() && self.scope.is_some() && !self.awaits
     }
 
     fn snapshot(&mut self, snapshot: &Snapshot, index: Index, now: Now) -> Verdict {

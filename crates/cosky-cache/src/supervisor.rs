@@ -1,7 +1,7 @@
 //! The task that keeps one namespace: what it hears goes through [`Space`], what that decides is done here.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     pin::Pin,
     sync::{
         Arc,
@@ -12,10 +12,10 @@ use std::{
 
 use cosky_core::{Error, Event, Namespace, Read, Result, Scope};
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
-    backoff,
+    backoff::Jitter,
     compare::Comparison,
     entry::{Entry, Inbox},
     kind::{Kind, Step},
@@ -46,11 +46,12 @@ pub(crate) struct Supervisor<K: Kind> {
     namespace: Namespace,
     inbox: Arc<Inbox<K>>,
     space: Space<K>,
-    entries: HashMap<K::Name, Known<K>, foldhash::fast::RandomState>,
+    entries: BTreeMap<K::Name, Known<K>>,
     feed: Option<Feed>,
     loads: FuturesUnordered<Load<K>>,
     waiting: VecDeque<Ask<K::Name>>,
     comparison: Comparison<K>,
+    jitter: Jitter,
     ticked: Now,
     /// Losses in a row.
     losses: u32,
@@ -78,7 +79,7 @@ impl<K: Kind> Supervisor<K> {
         let options = &shelf.options;
         let protection = Protection::new(options.protect, options.protect_limit);
         let space = Space::new(protection, options.ask_at_deadline);
-        let comparison = Comparison::new(options.digest_every);
+        let comparison = Comparison::new(options.digest_every, options.seed);
         let ticked = Now { clock: options.clock.now(), instant: Instant::now() };
         let share = |of: fn(&Shelf<K>) -> &AtomicU64| {
             let shelf = shelf.clone();
@@ -93,11 +94,12 @@ impl<K: Kind> Supervisor<K> {
             namespace,
             inbox,
             space,
-            entries: HashMap::default(),
+            entries: BTreeMap::new(),
             feed: None,
             loads: FuturesUnordered::new(),
             waiting: VecDeque::new(),
             comparison,
+            jitter: Jitter::new(shelf.options.seed),
             ticked,
             losses: 0,
             shelf,
@@ -114,10 +116,12 @@ impl<K: Kind> Supervisor<K> {
             self.show();
             let wake = self.wake();
             tokio::select! {
-                () = self.inbox.woken() => {}
-                fed = next(&mut self.feed) => self.take_all(fed),
+                // In this order, so that a test can be played again, and so that what is rare comes first.
+                biased;
                 Some((name, answer)) = self.loads.next() => self.loaded(&name, answer),
                 answer = self.comparison.answer() => self.compared(answer),
+                () = self.inbox.woken() => {}
+                fed = next(&mut self.feed) => self.take_all(fed),
                 () = sleep_until(wake) => {}
             }
             self.pass();
@@ -151,7 +155,12 @@ impl<K: Kind> Supervisor<K> {
     fn widen(&mut self) {
         let Some(feed) = &mut self.feed else {
             let scope = scope_of::<K>(self.entries.keys(), NAMED);
-            let feed = Feed::new(self.shelf.registry.clone(), self.namespace.clone(), scope);
+            let feed = Feed::new(
+                self.shelf.registry.clone(),
+                self.namespace.clone(),
+                scope,
+                self.shelf.options.seed,
+            );
             self.feed = Some(feed);
             return;
         };
@@ -266,9 +275,10 @@ impl<K: Kind> Supervisor<K> {
         {
             self.shelf.counters.loads.fetch_add(1, Ordering::Relaxed);
             let answer = K::load(self.shelf.registry.clone(), self.namespace.clone(), ask.name.clone());
+            let delay = ask.failures.checked_sub(1).map(|before| self.jitter.after(before));
             self.loads.push(Box::pin(async move {
-                if let Some(before) = ask.failures.checked_sub(1) {
-                    tokio::time::sleep(backoff::after(before)).await;
+                if let Some(delay) = delay {
+                    sleep(delay).await;
                 }
                 (ask.name, answer.await)
             }));
@@ -313,10 +323,11 @@ impl<K: Kind> Supervisor<K> {
     fn pass(&mut self) {
         let now = self.now();
         let passed = now.clock.saturating_sub(self.ticked.clock);
-        if passed < TICK && self.soonest().is_none_or(|at| at > now.clock) {
+        let ticks = now.instant >= self.ticked.instant + TICK || passed > SUSPENDED;
+        if !ticks && self.soonest().is_none_or(|at| at > now.clock) {
             return;
         }
-        if passed >= TICK {
+        if ticks {
             if passed > SUSPENDED + TICK {
                 self.doubt(passed, now);
             }

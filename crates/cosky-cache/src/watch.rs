@@ -6,7 +6,7 @@ use cosky_core::{Change, Error, Event, Index, Namespace, Registry, Result, Scope
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep_until};
 
-use crate::backoff::{self, Backoff};
+use crate::backoff::Backoff;
 
 /// A stream that lived shorter than this is followed by the next one after a delay.
 const SHORT: Duration = Duration::from_secs(2);
@@ -79,7 +79,7 @@ struct Opening {
 impl Watch {
     /// A watch of what `scope` covers. Nothing is asked before the first [`Watch::next`].
     pub fn new(registry: Arc<dyn Registry>, namespace: Namespace, scope: Scope) -> Self {
-        Self { feed: Feed::new(registry, namespace, scope) }
+        Self { feed: Feed::new(registry, namespace, scope, None) }
     }
 
     /// The next thing to know. Never ends. May be cancelled at any time without losing a change.
@@ -93,7 +93,12 @@ impl Watch {
 }
 
 impl Feed {
-    pub(crate) fn new(registry: Arc<dyn Registry>, namespace: Namespace, scope: Scope) -> Self {
+    pub(crate) fn new(
+        registry: Arc<dyn Registry>,
+        namespace: Namespace,
+        scope: Scope,
+        seed: Option<u64>,
+    ) -> Self {
         let now = Instant::now();
         Self {
             registry,
@@ -107,7 +112,7 @@ impl Feed {
             opened: now,
             settles_at: None,
             retry_at: None,
-            backoff: Backoff::new(),
+            backoff: Backoff::new(seed),
         }
     }
 
@@ -195,7 +200,7 @@ impl Feed {
             // The one that stands takes the last place.
             Err(Error::Exhausted { .. }) if self.stream.is_some() => {
                 self.stream = None;
-                self.retry_at = Some(Instant::now() + backoff::after(0));
+                self.retry_at = Some(Instant::now() + self.backoff.shortest());
                 None
             }
             Err(_) if self.stream.is_some() => {
@@ -238,7 +243,7 @@ impl Feed {
         self.settles_at = None;
         self.opening = None;
         // One that was waited for in vain has kept its distance from the next one already.
-        let soonest = Instant::now() + backoff::after(0);
+        let soonest = Instant::now() + self.backoff.shortest();
         self.retry_at = Some(soonest.max(self.asked + self.backoff.delay()));
         Watched::Lost(error)
     }
