@@ -4,6 +4,7 @@
 //! * `part provider HOST PORT VERSION`: listens (port 0: anywhere), registers, says goodbye at the end and drains.
 //! * `part consumer fast|lazy|empty SERVICE`: follows a service, each time telling the list and its state.
 //! * `part crowd CLIENTS WATCHES PROVIDERS FIRST_PORT`: many clients, each with views of the same services.
+//! * `part service`: a web service that takes its settings from the environment and drains at the end.
 //! * `part churn ROUNDS`: opens views and gives them up.
 #![expect(clippy::unwrap_used, reason = "a part that fails ends, and the test that started it notices")]
 
@@ -11,6 +12,7 @@ mod churn;
 mod consumer;
 mod crowd;
 mod provider;
+mod service;
 
 use std::io::Write as _;
 
@@ -33,6 +35,7 @@ async fn main() {
         ["provider", host, port, version] => {
             provider::run(host.parse().unwrap(), port.parse().unwrap(), version, end).await;
         }
+        ["service"] => service::run().await,
         ["consumer", start, service] => consumer::run(start, service, end).await,
         ["crowd", clients, watches, providers, first_port] => {
             let [clients, watches, providers] = [clients, watches, providers].map(|n| n.parse().unwrap());

@@ -61,6 +61,11 @@ impl Play {
         Self { command, log }
     }
 
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
     /// Logs in as the root user of `server`.
     pub(crate) fn login(mut self, server: &CoskyServer) -> Self {
         let file = self.log.with_extension("password");
