@@ -203,3 +203,8 @@ impl fmt::Debug for Registration {
             .finish_non_exhaustive()
     }
 }
+
+/// Compiles the examples of the page about this.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/sdk.md")]
+mod page {}
