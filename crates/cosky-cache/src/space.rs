@@ -330,7 +330,7 @@ impl<K: Kind> Space<K> {
     fn meet(&mut self, store: Option<StoreId>, now: Now) {
         let Some(store) = store else { return };
         let before = self.store.replace(store);
-        if before.is_some_and(|before| before.id != store.id || before.opened > store.opened) {
+        if before.is_some_and(|before| !store.follows(before)) {
             let turn = self.protection.incident(now.clock, true);
             self.turn(turn);
         }
@@ -482,3 +482,6 @@ fn mark<K: Kind>(dirty: &mut Vec<K::Name>, name: &K::Name, held: &mut Held<K>) {
         dirty.push(name.clone());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -181,8 +181,8 @@ pub(crate) fn load(database: &Database, path: &Path, now: Duration) -> Result<Me
         Some(found) if found > FORMAT => return Err(OpenError::NewerFormat { found, known: FORMAT }),
         Some(_) => {}
     }
-    if let Some(store) = store(database).map_err(|error| open::database(path, error))? {
-        memory.store = store.reopened();
+    if let Some((id, opened)) = store(database).map_err(|error| open::database(path, error))? {
+        memory.store = StoreId::opening(id, opened.saturating_add(1));
     }
     let now = millis(now);
     match read(database, &mut memory, now) {
@@ -254,11 +254,11 @@ fn format(database: &Database) -> Result<Option<u64>, redb::Error> {
     }
 }
 
-/// Which data the file holds, as the last opening left it; `None` for a new file and for one that an older version wrote.
-fn store(database: &Database) -> Result<Option<StoreId>, redb::Error> {
+/// Which data the file holds and how often it was opened; `None` for one that an older version wrote.
+fn store(database: &Database) -> Result<Option<(u64, u64)>, redb::Error> {
     let meta = database.begin_read()?.open_table(META)?;
     let number = |name| Ok::<_, redb::Error>(meta.get(name)?.map(|number| number.value()));
-    Ok(number("store")?.zip(number("opened")?).map(|(id, opened)| StoreId { id, opened }))
+    Ok(number("store")?.zip(number("opened")?))
 }
 
 /// The first transaction of an opening: whoever can make it can write.

@@ -344,8 +344,8 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         };
-        let named = StoreId { id: 0xfeed, opened: 3 };
-        assert_eq!(store(r#","store":"000000000000feed:3""#), Some(named));
+        let named = StoreId { id: 0xfeed, opened: 3, opening: 0xbeef };
+        assert_eq!(store(r#","store":"000000000000feed:3:000000000000beef""#), Some(named));
         assert_eq!(store(""), None, "an older server");
         assert_eq!(store(r#","store":null"#), None);
         assert_eq!(store(r#","store":"of tomorrow""#), None, "it must not cost the snapshot");

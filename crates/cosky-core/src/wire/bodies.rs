@@ -237,8 +237,9 @@ pub struct SnapshotBody {
     pub configs: BTreeMap<String, ConfigMark>,
     /// One of `live`, `stale`, `protected`.
     pub state: String,
-    /// Which data it was taken of, as `id:opened`: another id, or a lower count of openings, than before means that the
-    /// data was lost or replaced. Servers that are older do not tell.
+    /// Which data it was taken of, as `id:opened:opening`. It is what it was before when all is the same, and was opened
+    /// again when the second number, which counts openings, has grown. Anything else means that the data was lost or
+    /// replaced. Servers that are older do not tell.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
 }

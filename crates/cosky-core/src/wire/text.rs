@@ -173,13 +173,13 @@ mod tests {
             "id: 0000000000000001:2\nevent: service\ndata: {\"op\":\"set\",\"serviceId\":\"order\"}\n\n";
         assert_eq!(&**change.frame(), expected);
         let services = BTreeMap::from([(service, vec![instance("h", Life::Permanent)])]);
-        let store = crate::StoreId { id: 0xfeed, opened: 3 };
+        let store = crate::StoreId { id: 0xfeed, opened: 3, opening: 0xbeef };
         let snapshot = Event::Snapshot(Snapshot { services, state: StoreState::Live, store: Some(store) });
         let frame = Change::new(index, snapshot).frame().to_string();
         assert_eq!(frame.lines().count(), 4, "line breaks in values must not break the frame: {frame}");
         let data = frame.lines().nth(2).unwrap().strip_prefix("data: ").unwrap();
         let body: SnapshotBody = serde_json::from_str(data).unwrap();
         assert_eq!(body.services["order"][0].metadata["zone"], "a\"\n");
-        assert_eq!(body.store.as_deref(), Some("000000000000feed:3"));
+        assert_eq!(body.store.as_deref(), Some("000000000000feed:3:000000000000beef"));
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Store {
     protected_until: Option<Duration>,
     /// A copy that somebody made once.
     copy: Option<(StoreId, BTreeMap<Namespace, Space>)>,
-    /// Counts the stores that were made, for their ids.
+    /// Counts the openings of any store, for their ids.
     made: u64,
 }
 
@@ -69,7 +69,7 @@ pub enum Restart {
 
 impl Store {
     pub(super) fn new(id: u64, default_ttl: Ttl) -> Self {
-        let id = StoreId { id, opened: 1 };
+        let id = StoreId { id, opened: 1, opening: 1 };
         Self { id, spaces: BTreeMap::new(), default_ttl, protected_until: None, copy: None, made: 1 }
     }
 
@@ -85,15 +85,15 @@ impl Store {
     /// Starts anew. What is ephemeral lives one TTL from now, and the store is protected until the longest of these is over.
     /// Tells what it came to: a copy that is too young to be told from the store is not used.
     pub(super) fn restart(&mut self, wanted: Restart, now: Duration) -> Restart {
+        self.made += 1;
         let done = match (wanted, &self.copy) {
-            (Restart::Copy, Some((id, spaces))) if id.id == self.id.id && id.opened + 1 < self.id.opened => {
+            (Restart::Copy, Some((id, spaces))) if id.id == self.id.id && id.opened < self.id.opened => {
                 (self.id, self.spaces) = (*id, spaces.clone());
                 self.id.opened += 1;
                 Restart::Copy
             }
             (Restart::Emptied, _) => {
-                self.made += 1;
-                self.id = StoreId { id: self.id.id.wrapping_add(self.made), opened: 1 };
+                self.id = StoreId { id: self.id.id.wrapping_add(self.made), opened: 1, ..self.id };
                 self.spaces.clear();
                 Restart::Emptied
             }
@@ -102,6 +102,7 @@ impl Store {
                 Restart::Kept
             }
         };
+        self.id.opening = self.made;
         let mut longest = Duration::ZERO;
         for held in self.spaces.values_mut().flat_map(|space| space.instances.values_mut()) {
             if held.deadline.is_some() {
