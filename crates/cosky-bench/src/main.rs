@@ -38,21 +38,27 @@ struct Args {
     #[arg(value_enum)]
     groups: Vec<rows::Group>,
     #[command(subcommand)]
-    server: Option<Server>,
+    part: Option<Part>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Server {
+enum Part {
     /// Serves the product and static answers beside it; the bench starts this itself.
     #[command(hide = true)]
     Serve(serve::Args),
+    /// Holds many views and prints what they need; the bench starts this itself.
+    #[command(hide = true)]
+    Views(rows::cache::ViewsArgs),
 }
 
 fn main() -> Result<ExitCode> {
     let args = Args::parse();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    if let Some(Server::Serve(args)) = args.server {
-        runtime.block_on(serve::run(args))?;
+    if let Some(part) = args.part {
+        match part {
+            Part::Serve(args) => runtime.block_on(serve::run(args))?,
+            Part::Views(args) => runtime.block_on(rows::cache::hold_views(args))?,
+        }
         return Ok(ExitCode::SUCCESS);
     }
     machine::allow_files(FILES)?;

@@ -23,6 +23,8 @@ pub(crate) enum Unit {
     Bytes,
     /// A number of things.
     Count,
+    /// A number of things for each of others.
+    Rate,
 }
 
 /// What has to be reached.
@@ -102,6 +104,7 @@ impl Unit {
             Self::Bytes if value >= 1e6 => format!("{:.1} MB", value / 1e6),
             Self::Bytes => format!("{:.1} KiB", value / 1024.0),
             Self::Count => format!("{value:.0}"),
+            Self::Rate => format!("{value:.3}"),
         }
     }
 }

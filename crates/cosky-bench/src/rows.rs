@@ -1,6 +1,7 @@
 //! What is measured, in groups that share a server.
 
 mod beats;
+pub(crate) mod cache;
 mod crash;
 mod fan_out;
 mod footprint;
@@ -46,6 +47,8 @@ pub(crate) enum Group {
     Requests,
     /// Batched beats, in process and over HTTP.
     Beats,
+    /// What a client keeps in memory: reading it, and what it costs.
+    Cache,
     /// Deregistration told to many watchers, and beats beside them.
     FanOut,
     /// A killed process leaves every watcher.
@@ -55,13 +58,14 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Requests, Self::Beats, Self::FanOut, Self::Crash, Self::Footprint];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Requests, Self::Beats, Self::Cache, Self::FanOut, Self::Crash, Self::Footprint];
 
     pub(crate) async fn measure(self, setup: &Setup) -> Result<Vec<Row>> {
         match self {
             Self::Requests => requests::measure(setup).await,
             Self::Beats => beats::measure(setup).await,
+            Self::Cache => cache::measure(setup).await,
             Self::FanOut => fan_out::measure(setup).await,
             Self::Crash => crash::measure(setup).await,
             Self::Footprint => footprint::measure(setup).await,
@@ -108,8 +112,14 @@ fn registration(namespace: &Namespace, token: &str, new: &Registration) -> Resul
     Ok(request("PUT", &path, token, Some(&serde_json::to_vec(&wire::RegisterBody::from(new))?)))
 }
 
-/// Registers `count` instances over HTTP, a hundred to a service, from many connections at once.
-async fn register_many(server: &CoskyServer, token: &str, namespace: &Namespace, count: i64) -> Result<()> {
+/// Registers the first `count` of the instances that `new` gives, over HTTP, from many connections at once.
+async fn register_many(
+    server: &CoskyServer,
+    token: &str,
+    namespace: &Namespace,
+    count: i64,
+    new: fn(i64) -> Result<Registration>,
+) -> Result<()> {
     let next = Arc::new(AtomicI64::new(0));
     let mut tasks = JoinSet::new();
     for _ in 0..REGISTERING {
@@ -121,7 +131,7 @@ async fn register_many(server: &CoskyServer, token: &str, namespace: &Namespace,
                 if number >= count {
                     return Ok(());
                 }
-                connection.ok(&registration(&namespace, &token, &many(number)?)?).await?;
+                connection.ok(&registration(&namespace, &token, &new(number)?)?).await?;
             }
         });
     }

@@ -113,7 +113,7 @@ async fn over_http(setup: &Setup) -> Result<f64> {
     let server = setup.start_cosky().await?;
     let token = api_token(&server).await?;
     let namespace = Namespace::new("bench-{b}")?;
-    register_many(&server, &token, &namespace, INSTANCES).await?;
+    register_many(&server, &token, &namespace, INSTANCES, many).await?;
     let path = wire::namespace_path(&namespace, &["beats"]);
     let mut requests = Vec::new();
     for number in 0..INSTANCES / i64::try_from(limits::BEATS)? {

@@ -38,7 +38,7 @@ struct Stage {
 pub(super) async fn measure(setup: &Setup) -> Result<Vec<Row>> {
     let server = setup.start_cosky().await?;
     let stage = Stage { token: api_token(&server).await?, server, namespace: Namespace::new("bench-{f}")? };
-    register_many(&stage.server, &stage.token, &stage.namespace, BEATEN).await?;
+    register_many(&stage.server, &stage.token, &stage.namespace, BEATEN, many).await?;
 
     let mut alone = stage.beats(ALONE, 2).await?;
     let resident = machine::resident_bytes(stage.server.pid())?;

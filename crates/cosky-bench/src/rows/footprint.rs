@@ -51,7 +51,7 @@ pub(super) async fn measure(setup: &Setup) -> Result<Vec<Row>> {
 async fn filled(setup: &Setup) -> Result<f64> {
     let server = setup.start_cosky().await?;
     let token = api_token(&server).await?;
-    register_many(&server, &token, &Namespace::new("bench-{m}")?, INSTANCES).await?;
+    register_many(&server, &token, &Namespace::new("bench-{m}")?, INSTANCES, many).await?;
     machine::resident_bytes(server.pid())
 }
 
