@@ -14,7 +14,7 @@ use cosky_core::{
 };
 use futures_util::stream;
 use rand::{RngExt as _, rngs::StdRng};
-use tokio::{sync::watch, time::sleep_until};
+use tokio::{sync::Notify, time::sleep_until};
 
 use super::{
     Sim,
@@ -96,8 +96,10 @@ pub(super) struct LinkState {
     down_until: Duration,
     pub(super) freeze: Option<Freeze>,
     refusal: Option<(Duration, Error)>,
-    /// Counts how often everything was cut.
-    pub(super) cuts: watch::Sender<u64>,
+    /// How often everything was cut.
+    cuts: u64,
+    /// Wakes those whose message is under way when that happens.
+    broken: Arc<Notify>,
     pub(super) counts: Counts,
 }
 
@@ -106,7 +108,9 @@ struct Journey {
     arrival: Duration,
     /// When the client gives up.
     end: Duration,
-    cuts: watch::Receiver<u64>,
+    /// How often the link had been cut when it began.
+    cuts: u64,
+    broken: Arc<Notify>,
 }
 
 impl Delay {
@@ -147,6 +151,12 @@ impl Quality {
 }
 
 impl LinkState {
+    /// Every message that is under way is lost.
+    pub(super) fn break_all(&mut self) {
+        self.cuts += 1;
+        self.broken.notify_waiters();
+    }
+
     pub(super) fn new(rng: StdRng, server: usize, quality: Quality) -> Self {
         Self {
             rng,
@@ -156,7 +166,8 @@ impl LinkState {
             down_until: Duration::ZERO,
             freeze: None,
             refusal: None,
-            cuts: watch::Sender::new(0),
+            cuts: 0,
+            broken: Arc::default(),
             counts: Counts::default(),
         }
     }
@@ -253,7 +264,12 @@ impl Link {
             let (there, back) = (delay.draw(&mut link.rng), delay.draw(&mut link.rng));
             let roams = link.quality.roaming > 0.0 && link.rng.random_bool(link.quality.roaming);
             let server = if roams { link.rng.random_range(0..servers) } else { link.server };
-            let journey = Journey { arrival: now + there, end: now + PATIENCE, cuts: link.cuts.subscribe() };
+            let journey = Journey {
+                arrival: now + there,
+                end: now + PATIENCE,
+                cuts: link.cuts,
+                broken: Arc::clone(&link.broken),
+            };
             (journey, server, back)
         };
         let refused = |answer: Result<T>, link: &Self| {
@@ -262,7 +278,7 @@ impl Link {
             }
             answer
         };
-        if let Err(error) = self.travel(&mut journey).await {
+        if let Err(error) = self.travel(&journey).await {
             return refused(Err(error), self);
         }
         let answered = {
@@ -281,7 +297,7 @@ impl Link {
             }
         };
         journey.arrival = self.sim.now() + back;
-        if let Err(error) = self.travel(&mut journey).await {
+        if let Err(error) = self.travel(&journey).await {
             let reason = error.to_string();
             return refused(Err(Error::Unavailable { reason, maybe_applied: true, source: None }), self);
         }
@@ -289,11 +305,16 @@ impl Link {
     }
 
     /// Waits until a message has arrived.
-    async fn travel(&self, journey: &mut Journey) -> Result<()> {
+    async fn travel(&self, journey: &Journey) -> Result<()> {
         loop {
+            let mut broken = std::pin::pin!(journey.broken.notified());
+            broken.as_mut().enable();
             let until = {
                 let world = self.sim.lock();
                 let now = world.now();
+                if world.links[self.number].cuts != journey.cuts {
+                    return Err(Error::unavailable("the connection was cut"));
+                }
                 let freeze = world.links[self.number].freeze.as_ref();
                 let held = freeze.filter(|freeze| !freeze.streams_only && freeze.until > now);
                 let arrival = held.map_or(journey.arrival, |freeze| journey.arrival.max(freeze.until));
@@ -307,7 +328,7 @@ impl Link {
             };
             tokio::select! {
                 biased;
-                _ = journey.cuts.changed() => return Err(Error::unavailable("the connection was cut")),
+                () = broken => {}
                 () = sleep_until(until) => {}
             }
         }

@@ -33,6 +33,8 @@ pub(super) struct Server {
     content: BTreeMap<Namespace, Content>,
     state: StoreState,
     start: u64,
+    /// The sequence of the last change that concerned every namespace.
+    for_all: u64,
     ring: VecDeque<Published>,
     /// Who watches, by the number of the pipe.
     watchers: BTreeMap<u64, (Namespace, Scope)>,
@@ -81,6 +83,7 @@ impl Server {
             content: content.collect(),
             state: store.state(),
             start,
+            for_all: start,
             ring: VecDeque::new(),
             watchers: BTreeMap::new(),
         }
@@ -135,6 +138,7 @@ impl Server {
         while let Some((_, (namespace, change))) = self.coming.pop_front_if(|(at, _)| *at <= now) {
             if let Event::State(state) = &change.event {
                 self.state = *state;
+                self.for_all = change.index.sequence;
             }
             if let Some(namespace) = &namespace {
                 let content = self.content.entry(namespace.clone()).or_default();
@@ -234,8 +238,8 @@ impl Server {
     }
 
     pub(super) fn index(&self, namespace: &Namespace) -> Index {
-        let sequence = self.content.get(namespace).map_or(self.start, |content| content.last);
-        Index { epoch: self.epoch, sequence }
+        let last = self.content.get(namespace).map_or(self.start, |content| content.last);
+        Index { epoch: self.epoch, sequence: last.max(self.for_all) }
     }
 
     /// The place of the last change that anybody was told.

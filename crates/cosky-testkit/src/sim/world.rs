@@ -184,7 +184,7 @@ impl World {
     pub(super) fn cut(&mut self, link: usize) {
         self.note(|| format!("link {link}: cut"));
         self.end_streams(link, End::Cut, false);
-        self.links[link].cuts.send_modify(|count| *count += 1);
+        self.links[link].break_all();
     }
 
     /// Ends the streams of a link, after a word of warning when the server drains.
@@ -220,8 +220,8 @@ impl World {
                 pipe.end(End::Cut);
             }
         }
-        for link in self.links.iter().filter(|link| link.server == server) {
-            link.cuts.send_modify(|count| *count += 1);
+        for link in self.links.iter_mut().filter(|link| link.server == server) {
+            link.break_all();
         }
         self.servers[server] = self.fresh_server();
         self.servers[server].down_until = until;
