@@ -323,6 +323,9 @@ impl Instance {
         registration.owner = Some(Owner::random());
         let ttl = registration.ttl.map(Ttl::duration);
         period(self.pace.every, ttl.unwrap_or(Duration::MAX))?;
+        if self.limits.timeout == Some(Duration::ZERO) {
+            return Err(Error::config("timeout", "must be longer than zero"));
+        }
         let Self { pace, limits, enabled, auto_register, .. } = self;
         Ok(Wanted { registration, pace, limits, enabled, auto_register })
     }
@@ -363,7 +366,8 @@ mod tests {
         assert!(error(good.clone().weight(u32::MAX)).starts_with("weight"));
         assert!(error(good.clone().metadata("_x", "1")).starts_with("metadata._x"));
         assert!(error(good.clone().ttl(Duration::from_secs(2))).starts_with("ttlSeconds"));
-        assert!(error(good.ttl(Duration::from_millis(3500))).starts_with("ttlSeconds"));
+        assert!(error(good.clone().ttl(Duration::from_millis(3500))).starts_with("ttlSeconds"));
+        assert!(error(good.timeout(Duration::ZERO)).starts_with("timeout"));
     }
 
     #[test]

@@ -94,12 +94,12 @@ async fn c33_a_web_service_with_traffic_drains_and_breaks_no_request() {
     assert!(proxy.seen("POST", "/beats").iter().all(|beat| beat.at < goodbye));
 
     // With a registry that does not answer any more it ends in time, and says that nobody heard it.
-    for mode in [Mode::Freeze, Mode::Cut] {
+    for (mode, signal) in [(Mode::Freeze, Signal::TERM), (Mode::Cut, Signal::INT)] {
         proxy.set(Mode::Pass);
         let (mut part, _) = service(&proxy.url(), "1s").await;
         proxy.set(mode);
         let told = Instant::now();
-        part.signal(Signal::TERM);
+        part.signal(signal);
         assert_eq!(part.ended().await.code(), Some(3), "{}", part.log());
         assert!(told.elapsed() <= Duration::from_secs(10), "{mode:?}: {:?}", told.elapsed());
     }

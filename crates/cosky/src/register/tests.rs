@@ -121,11 +121,10 @@ async fn what_ends_before_it_is_ready_never_was_registered() {
 async fn a_handle_that_does_not_register_by_itself_waits_to_be_told() {
     let engine = Arc::<Engine>::default();
     let shop = shop(&engine);
-    let check = Ready::check(|| async { panic!("it is not asked") as Result<(), String> });
     let by_hand = order().auto_register(false);
     let first = shop.register(by_hand.clone()).await.unwrap();
     let second = shop.keep_registered(by_hand.clone()).unwrap();
-    let third = shop.register_when(by_hand, check).unwrap();
+    let third = shop.register_when(by_hand, Ready::when(async {})).unwrap();
     sleep(TTL).await;
     assert_eq!(first.state(), RegistrationState::Waiting);
     assert!(engine.words().is_empty());
@@ -272,7 +271,10 @@ async fn a_drain_ends_in_time_whatever_fails() {
         engine.state().patch = patch;
         engine.state().deregister = deregister;
         let start = Instant::now();
-        let outcome = handle.drain(2 * SECOND).await;
+        let mut drain = std::pin::pin!(handle.drain(2 * SECOND));
+        assert!(timeout(SECOND / 2, &mut drain).await.is_err());
+        assert_eq!(handle.health().http_status(), 503, "from the beginning");
+        let outcome = drain.await;
         assert_eq!(outcome.is_ok(), deregister == Mode::Answer, "{outcome:?}");
         assert_eq!(start.elapsed().as_secs(), seconds, "{patch:?} {deregister:?}");
         assert!(engine.words().contains(&Call::Deregister), "a failed status does not hold it up");
@@ -340,6 +342,7 @@ async fn the_goodbye_of_a_permanent_instance_is_tried_long_after_its_registratio
     let mut states = handle.state_changes();
     assert!(handle.close().await.is_err());
     sleep(2 * TTL).await;
+    assert!(!states.borrow_and_update().is_final(), "it is not given up");
     engine.state().deregister = Mode::Answer;
     timeout(3 * SECOND, states.wait_for(RegistrationState::is_final)).await.expect("it is tried on").unwrap();
 }
