@@ -1,0 +1,121 @@
+//! Look-ups by name.
+
+use std::time::Duration;
+
+use cosky_core::{Error, StoreState};
+use tokio::time::{Instant, sleep};
+
+use super::*;
+
+fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_look_up_asks_and_the_next_ones_do_not() {
+    let scene = Scene::new();
+    scene.desk.put("a", 1);
+    let (ns, a) = (namespace(), service("a"));
+    assert!(scene.cache.known(&ns, &a).is_none());
+    for _ in 0..100 {
+        let read = scene.cache.instances(&ns, &a).await.unwrap();
+        assert_eq!((read.value.len(), read.state, read.age), (1, StoreState::Live, Duration::ZERO));
+    }
+    scene.desk.put("a", 2);
+    until("the change", || scene.cache.known(&ns, &a).unwrap().instances.len() == 2).await;
+    assert_eq!(scene.desk.state().asked, ["watch a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_that_nobody_looks_up_are_let_go_with_their_subscription() {
+    let scene = Scene::new();
+    let (ns, a, missing) = (namespace(), service("a"), service("missing"));
+    let view = scene.view("a").await;
+    assert!(scene.cache.instances(&ns, &missing).await.unwrap().value.is_empty());
+    sleep(s(50)).await;
+    assert!(scene.cache.known(&ns, &missing).is_some());
+    sleep(s(55)).await;
+    assert_eq!(scene.cache.figures().entries, 2, "looking it up keeps it");
+    sleep(s(10)).await;
+    assert_eq!(scene.cache.figures().entries, 1);
+    assert!(scene.cache.known(&ns, &missing).is_none());
+    until("it is narrowed", || scene.desk.asked("watch a from") == 1).await;
+    scene.cache.instances(&ns, &a).await.unwrap();
+    drop(view);
+    sleep(s(50)).await;
+    assert_eq!(scene.cache.figures().entries, 1, "it was looked up");
+    sleep(s(15)).await;
+    assert_eq!((scene.cache.figures().entries, scene.desk.watchers()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_is_told_once_and_not_remembered() {
+    let scene = Scene::new();
+    let (ns, a) = (namespace(), service("a"));
+    scene.desk.put("a", 1);
+    scene.desk.state().refuses_watch = Some(Error::Forbidden { reason: "no".into() });
+    let error = scene.cache.instances(&ns, &a).await.unwrap_err();
+    assert!(matches!(error, Error::Forbidden { .. }), "{error:?}");
+    assert!(scene.cache.known(&ns, &a).is_none(), "an error is no content");
+    scene.desk.state().refuses_watch = None;
+    assert_eq!(scene.cache.instances(&ns, &a).await.unwrap().value.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_look_up_waits_no_longer_than_it_may() {
+    let scene = Scene::with(|options| options.wait = s(3));
+    let (ns, b) = (namespace(), service("b"));
+    let _a = scene.view("a").await;
+    scene.desk.holds_loads.store(true, std::sync::atomic::Ordering::SeqCst);
+    let start = Instant::now();
+    let error = scene.cache.instances(&ns, &b).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert_eq!(start.elapsed().as_secs(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stale_content_is_given_with_its_age() {
+    let scene = Scene::new();
+    let (ns, a) = (namespace(), service("a"));
+    scene.desk.put("a", 1);
+    scene.cache.instances(&ns, &a).await.unwrap();
+    scene.desk.state().refuses_watch = Some(Error::unavailable("nobody answers"));
+    scene.desk.cut();
+    sleep(s(10)).await;
+    let read = scene.cache.instances(&ns, &a).await.unwrap();
+    assert_eq!((read.value.len(), read.state, read.age.as_secs()), (1, StoreState::Stale, 10));
+}
+
+/// C45.
+#[tokio::test(start_paused = true)]
+async fn c45_an_instance_that_the_cache_lacks_is_asked_for_and_none_is_made_up() {
+    let scene = Scene::new();
+    scene.desk.put("a", 1);
+    let view = scene.view("a").await;
+    let ns = namespace();
+    let ask = async |id: &str| scene.cache.instance(&ns, &service("a"), id).await;
+    assert!(ask("a@http#10.0.0.1#1").await.unwrap().is_some());
+    assert_eq!(scene.desk.asked("instance "), 0, "it was at hand");
+    scene.desk.state().mute = true;
+    scene.desk.put("a", 2);
+    assert_eq!(ask("a@http#10.0.0.1#2").await.unwrap().unwrap().port().get(), 2);
+    assert!(ask("a@http#10.0.0.1#9").await.unwrap().is_none());
+    assert_eq!((ports(&view), scene.cache.figures().entries), (vec![1], 1));
+    assert!(scene.cache.instance(&ns, &service("z"), "z@http#h#1").await.unwrap().is_none());
+    assert_eq!(scene.cache.figures().entries, 1, "nothing is kept of what does not exist");
+    scene.desk.state().refuses_read = Some(Error::unavailable("no answer"));
+    assert!(ask("a@http#10.0.0.1#2").await.is_err(), "an error is not an absence");
+}
+
+#[tokio::test(start_paused = true)]
+async fn entries_are_bounded_and_those_that_went_make_room() {
+    let scene = Scene::with(|options| options.entries = 2);
+    let (a, _b) = (scene.view("a").await, scene.view("b").await);
+    let error = scene.cache.view(&namespace(), &service("c")).unwrap_err();
+    assert!(matches!(error, Error::Exhausted { limit: 2, .. }), "{error:?}");
+    assert!(scene.cache.instances(&namespace(), &service("c")).await.is_err());
+    scene.view("a").await;
+    drop(a);
+    until("a is let go", || scene.cache.figures().entries == 1).await;
+    scene.view("c").await;
+}
