@@ -51,7 +51,7 @@ pub use self::{
     weighted_random::WeightedRandom,
     zone_first::ZoneFirst,
 };
-use crate::LiveView;
+use crate::{LiveView, SubsetView};
 
 /// A way to choose among instances: one of this module, or one's own.
 ///
@@ -97,7 +97,7 @@ pub trait Balancer: Sized + Send + Sync + 'static {
     fn pick(&self, key: &Self::Key) -> Option<(usize, Self::Held)>;
 }
 
-/// A live view with a balancer; see [`LiveView::balanced_by`].
+/// A live view, or a part of one, with a balancer; see [`LiveView::balanced_by`] and [`SubsetView::balanced_by`].
 ///
 /// Clones share the balancer and what it remembers. The view's stream lives at least as long as they do.
 pub struct Balanced<B> {
@@ -112,10 +112,16 @@ pub struct Picked<H> {
 }
 
 struct Shared<B> {
-    view: LiveView,
+    source: Source,
     built: ArcSwap<Built<B>>,
     /// Held by the one who rebuilds; the others wait for it instead of picking from a list that is over.
     rebuilding: Mutex<()>,
+}
+
+/// What is chosen from.
+enum Source {
+    View(LiveView),
+    Part(SubsetView),
 }
 
 /// A balancer and the list that it was built from, so that positions always fit.
@@ -132,12 +138,39 @@ impl LiveView {
     /// Keep what this returns, and clone it for other threads: each call starts a balancer that knows nothing of the
     /// others.
     pub fn balanced_by<B: Balancer>(&self, balancer: B) -> Balanced<B> {
-        let built = ArcSwap::from_pointee(Built::of(self.snapshot(), &balancer));
-        Balanced { shared: Arc::new(Shared { view: self.clone(), built, rebuilding: Mutex::default() }) }
+        Balanced::new(Source::View(self.clone()), &balancer)
+    }
+}
+
+impl SubsetView {
+    /// As [`LiveView::balanced_by`], from this part of the view.
+    pub fn balanced_by<B: Balancer>(&self, balancer: B) -> Balanced<B> {
+        Balanced::new(Source::Part(self.clone()), &balancer)
+    }
+}
+
+impl Source {
+    fn snapshot(&self) -> Arc<[ServiceInstance]> {
+        match self {
+            Self::View(view) => view.snapshot(),
+            Self::Part(part) => part.snapshot(),
+        }
+    }
+
+    fn shows(&self, list: &Arc<[ServiceInstance]>) -> bool {
+        match self {
+            Self::View(view) => view.shows(list),
+            Self::Part(part) => part.shows(list),
+        }
     }
 }
 
 impl<B: Balancer> Balanced<B> {
+    fn new(source: Source, balancer: &B) -> Self {
+        let built = ArcSwap::from_pointee(Built::of(source.snapshot(), balancer));
+        Self { shared: Arc::new(Shared { source, built, rebuilding: Mutex::default() }) }
+    }
+
     /// Chooses an instance; `None` when none may be chosen.
     pub fn pick(&self) -> Option<Picked<B::Held>>
     where
@@ -156,10 +189,15 @@ impl<B: Balancer> Balanced<B> {
         let instance = built.list[*built.eligible.get(at)?].clone();
         Some(Picked { instance, _held: held })
     }
+}
 
-    /// The view that it chooses from.
+impl<B> Balanced<B> {
+    /// The view that it chooses from, or from a part of which it does.
     pub fn view(&self) -> &LiveView {
-        &self.shared.view
+        match &self.shared.source {
+            Source::View(view) => view,
+            Source::Part(part) => part.view(),
+        }
     }
 }
 
@@ -167,14 +205,14 @@ impl<B: Balancer> Shared<B> {
     /// What is built from the list that the view shows.
     fn current(&self) -> Guard<Arc<Built<B>>> {
         let built = self.built.load();
-        if self.view.shows(&built.list) {
+        if self.source.shows(&built.list) {
             return built;
         }
         drop(built);
         // Nothing is half done when a balancer of somebody else's panics: the old one stays, the next pick tries again.
         let _alone = self.rebuilding.lock().unwrap_or_else(PoisonError::into_inner);
         let built = self.built.load();
-        let list = self.view.snapshot();
+        let list = self.source.snapshot();
         if Arc::ptr_eq(&list, &built.list) {
             return built;
         }
@@ -208,7 +246,7 @@ impl<H> Deref for Picked<H> {
 impl<B> fmt::Debug for Balanced<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Balanced")
-            .field("view", &self.shared.view)
+            .field("view", self.view())
             .field("balancer", &std::any::type_name::<B>())
             .finish_non_exhaustive()
     }

@@ -23,7 +23,8 @@
 //! * **Views.** A [`LiveView`] follows one service over the watch stream. It reconnects for ever, every 100 ms to 2 s,
 //!   to any address, keeps its last list meanwhile, and says how old that is.
 //! * **Choice.** [`LiveView::choose`] is random by weight; [`balance`] has round robin, least requests, hashing by a
-//!   key, the own zone first, and a trait for one's own. None chooses what is out of service or of weight 0.
+//!   key, the own zone first, and a trait for one's own; a [`Subset`] is a version or lane, and says what comes after
+//!   it. None chooses what is out of service or of weight 0.
 //! * **Addresses.** Requests stay with one address and go to the next when it fails. A request whose answer was lost is
 //!   repeated only when twice is as good as once ([`HttpRegistry`]).
 //! * **Credentials.** A token file is read again when it changes or is refused; user and password fetch new tokens by
@@ -65,6 +66,7 @@ mod secret;
 mod session;
 mod settings;
 mod sse;
+mod subset;
 mod transport;
 mod version;
 mod view;
@@ -87,6 +89,7 @@ pub use instance::{Instance, OUT_OF_SERVICE, UP};
 pub use namespace::{Discover, NamespaceClient};
 pub use ready::Ready;
 pub use registration::Registration;
+pub use subset::{Subset, SubsetView};
 pub use view::{LiveView, ViewReader};
 pub use vitals::{Health, HealthStatus, Vitals, VitalsChanges};
 
