@@ -13,6 +13,7 @@ mod batch;
 mod deadline;
 mod disk;
 mod hub;
+mod members;
 mod memory;
 mod open;
 mod overlay;

@@ -10,11 +10,12 @@ use cosky_core::{
     Beat, BeatKey, Clock, ConsumerName, Index, Instance, InstanceId, Life, Namespace, Owner, Scope,
     ServiceId, ServiceInstance, ServiceStat, Snapshot, Stat, StoreId, StoreState, Ttl, UserName,
     account::{Account, ApiToken},
-    digest::{self, Digest},
+    digest::Digest,
 };
 
 use crate::{
     deadline::{Beaten, Deadline},
+    members::Members,
     row::{self, GoneRow, InstanceRow, Key},
 };
 
@@ -36,15 +37,6 @@ pub(crate) struct Gone {
     pub(crate) owner: Owner,
     pub(crate) ttl: Ttl,
     pub(crate) until: u64,
-}
-
-/// The instances of one service.
-#[derive(Default)]
-struct Members {
-    /// Sorted by id.
-    slots: Vec<Arc<Slot>>,
-    /// Of all slots, kept with them so that asking for it touches none.
-    digest: Digest,
 }
 
 /// One namespace's data.
@@ -138,33 +130,6 @@ impl Slot {
     }
 }
 
-impl Members {
-    /// Puts `slot` in the place of the instance of the same id, if there is one.
-    fn put(&mut self, slot: Arc<Slot>) {
-        self.digest.add(digest::of_instance(&slot.instance));
-        // Rows are loaded in order, and new instances often come last.
-        let last = self.slots.last().is_none_or(|last| last.instance.id() < slot.instance.id());
-        match if last { Err(self.slots.len()) } else { self.find(slot.instance.id()) } {
-            Ok(at) => {
-                let old = std::mem::replace(&mut self.slots[at], slot);
-                self.digest.remove(digest::of_instance(&old.instance));
-            }
-            Err(at) => self.slots.insert(at, slot),
-        }
-    }
-
-    fn remove(&mut self, instance: &InstanceId) {
-        if let Ok(at) = self.find(instance) {
-            let old = self.slots.remove(at);
-            self.digest.remove(digest::of_instance(&old.instance));
-        }
-    }
-
-    fn find(&self, instance: &InstanceId) -> Result<usize, usize> {
-        self.slots.binary_search_by(|slot| slot.instance.id().cmp(instance))
-    }
-}
-
 impl Memory {
     /// Nothing, in a new epoch of a new store.
     pub(crate) fn new() -> Self {
@@ -238,7 +203,7 @@ impl Memory {
     pub(crate) fn service_stats(&self, namespace: &Namespace) -> Vec<ServiceStat> {
         let count = |(service, members): (&ServiceId, &Members)| ServiceStat {
             service: service.clone(),
-            instances: members.slots.len() as u64,
+            instances: members.slots().len() as u64,
         };
         self.spaces.get(namespace).map_or_else(Vec::new, |space| space.services.iter().map(count).collect())
     }
@@ -250,7 +215,7 @@ impl Memory {
         Stat {
             namespaces: self.listed.len() as u64,
             services: space.services.len() as u64,
-            healthy_services: space.services.values().filter(|members| !members.slots.is_empty()).count()
+            healthy_services: space.services.values().filter(|members| !members.slots().is_empty()).count()
                 as u64,
             instances: space.by_id.len() as u64,
             configs: 0,
@@ -279,7 +244,7 @@ impl Memory {
         clock: &dyn Clock,
     ) -> Vec<ServiceInstance> {
         let members = self.spaces.get(namespace).and_then(|space| space.services.get(service));
-        members.map_or_else(Vec::new, |members| read(&members.slots, clock.now(), clock.unix()))
+        members.map_or_else(Vec::new, |members| read(members.slots(), clock.now(), clock.unix()))
     }
 
     pub(crate) fn instance(&self, slot: &Slot, clock: &dyn Clock) -> ServiceInstance {
@@ -299,12 +264,12 @@ impl Memory {
         let services = match scope {
             Scope::All => {
                 let all = space.map(|space| space.services.iter()).into_iter().flatten();
-                all.map(|(service, members)| (service.clone(), read(&members.slots, now, unix))).collect()
+                all.map(|(service, members)| (service.clone(), read(members.slots(), now, unix))).collect()
             }
             Scope::Services(services) => {
                 let one = |service: &ServiceId| {
                     let members = space.and_then(|space| space.services.get(service));
-                    (service.clone(), read(members.map_or(&[], |members| &members.slots), now, unix))
+                    (service.clone(), read(members.map_or(&[], Members::slots), now, unix))
                 };
                 services.iter().map(one).collect()
             }
@@ -317,10 +282,10 @@ impl Memory {
         let Some(space) = self.spaces.get(namespace) else { return Digest::default().get() };
         let mut digest = Digest::default();
         match scope {
-            Scope::All => space.services.values().for_each(|members| digest.add(members.digest.get())),
+            Scope::All => space.services.values().for_each(|members| digest.add(members.digest())),
             Scope::Services(services) => {
                 let known = services.iter().filter_map(|service| space.services.get(service));
-                known.for_each(|members| digest.add(members.digest.get()));
+                known.for_each(|members| digest.add(members.digest()));
             }
         }
         digest.get()
