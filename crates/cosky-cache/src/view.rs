@@ -80,6 +80,14 @@ impl View {
     /// # Errors
     /// What stands against it: at once when waiting cannot help, else [`Error::Unavailable`] after `limit`.
     pub async fn ready(&mut self, limit: Duration) -> Result<()> {
+        self.ready_unless(limit, |error| !matches!(error, Error::Unavailable { .. })).await
+    }
+
+    /// As [`View::ready`], for those who know better which errors are `hopeless`.
+    ///
+    /// # Errors
+    /// The first hopeless error at once, else [`Error::Unavailable`] after `limit`.
+    pub async fn ready_unless(&mut self, limit: Duration, hopeless: impl Fn(&Error) -> bool) -> Result<()> {
         let end = tokio::time::Instant::now() + limit;
         let mut shown = self.shown();
         loop {
@@ -87,9 +95,7 @@ impl View {
                 self.seen = shown.version;
                 return Ok(());
             }
-            if let Some(error) = &shown.error
-                && !matches!(error, Error::Unavailable { .. })
-            {
+            if let Some(error) = shown.error.as_ref().filter(|error| hopeless(error)) {
                 return Err(error.clone());
             }
             shown = match timeout_at(end, self.held.entry.changed(shown.version)).await {

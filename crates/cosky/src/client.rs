@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use cosky_cache::{Cache, OnMetadata};
 use cosky_core::{ConsumerName, Namespace, UserName};
 use reqwest::Method;
 use tokio::runtime::Handle;
@@ -41,8 +42,12 @@ struct Inner {
     default_namespace: Namespace,
     close_timeout: Duration,
     home: Arc<Home>,
-    namespaces: Mutex<HashMap<Namespace, Weak<NamespaceCore>>>,
+    cache: Cache,
+    namespaces: Arc<Namespaces>,
 }
+
+/// The open ones, by name.
+type Namespaces = Mutex<HashMap<Namespace, Weak<NamespaceCore>>>;
 
 /// How to reach the servers. Awaiting it gives a [`Cosky`]; each value set later replaces an earlier one.
 #[must_use = "await it"]
@@ -136,11 +141,12 @@ impl Cosky {
             let limit = NAMESPACES;
             return Err(cosky_core::Error::Exhausted { what: "open namespaces of one client", limit }.into());
         }
-        let Inner { registry, runtime, close_timeout, home, .. } = &*self.inner;
+        let Inner { registry, runtime, cache, close_timeout, home, .. } = &*self.inner;
         let limit = registry.transport().timeouts().request;
         let core = NamespaceCore::new(
             registry.clone(),
             name.clone(),
+            cache.clone(),
             runtime.clone(),
             limit,
             *close_timeout,
@@ -287,16 +293,35 @@ impl Connect {
             transport.exchange(&Call::new(Method::GET, "/livez".into()), None).await?;
             transport.credentials().bearer(&transport).await?;
         }
+        let registry = Arc::new(HttpRegistry::new(transport, consumer));
+        let namespaces = Arc::<Namespaces>::default();
+        let cache = Cache::new(
+            registry.clone(),
+            cosky_cache::Options { on_metadata: Some(keepers_of(&namespaces)), ..Default::default() },
+        );
         let inner = Inner {
-            registry: Arc::new(HttpRegistry::new(transport, consumer)),
+            registry,
+            cache,
             runtime: Handle::current(),
             default_namespace,
             close_timeout: self.close_timeout,
             home: Arc::new(home),
-            namespaces: Mutex::default(),
+            namespaces,
         };
         Ok(Cosky { inner: Arc::new(inner) })
     }
+}
+
+/// Tells those who keep instances registered what the registry says of them: the metadata that somebody edited is the one
+/// to register again with.
+fn keepers_of(namespaces: &Arc<Namespaces>) -> OnMetadata {
+    let namespaces = namespaces.clone();
+    Arc::new(move |namespace, instance| {
+        let core = namespaces.lock().unwrap_or_else(PoisonError::into_inner).get(namespace).cloned();
+        if let Some(core) = core.and_then(|core| core.upgrade()) {
+            core.keeper.saw_metadata(instance.id(), instance.metadata());
+        }
+    })
 }
 
 impl IntoFuture for Connect {

@@ -20,8 +20,9 @@
 //! * **Beats.** Instances are kept registered by one task per namespace: batches of up to 1,000, the first beat after
 //!   1 s, then every third of the TTL ± 10 %, never two batches at once, each given up before the next is due.
 //!   [`Registration`] says what happens when the server forgot an instance or somebody deregistered it.
-//! * **Views.** A [`LiveView`] follows one service over the watch stream. It reconnects for ever, every 100 ms to 2 s,
-//!   to any address, keeps its last list meanwhile, and says how old that is.
+//! * **Views.** A [`LiveView`] shows one service; all of a namespace are followed over one stream. It reconnects for
+//!   ever, every 100 ms to 2 s, to any address, keeps its last list meanwhile, and says how old that is.
+//!   [`NamespaceClient::instances`] gives the same by name.
 //! * **Choice.** [`LiveView::choose`] is random by weight; [`balance`] has round robin, least requests, hashing by a
 //!   key, the own zone first, and a trait for one's own; a [`Subset`] is a version or lane, and says what comes after
 //!   it. None chooses what is out of service or of weight 0.
@@ -55,7 +56,6 @@ mod detect;
 mod drain;
 mod entry;
 mod error;
-mod follow;
 mod http;
 mod instance;
 mod namespace;
@@ -75,6 +75,7 @@ mod vitals;
 pub use access::Access;
 pub use address::IntoAddresses;
 pub use client::{Connect, Cosky};
+pub use cosky_cache::{Changes, ViewChange, Watch, Watched};
 pub use cosky_core as core;
 pub use cosky_core::{
     Index, InstanceId, Life, Metadata, Namespace, Registry, Scope, ServiceId, ServiceInstance, StoreState,
@@ -83,7 +84,6 @@ pub use credentials::TokenSource;
 pub use drain::terminated;
 pub use entry::RegistrationState;
 pub use error::{Error, NotCosky, Result, TooOld};
-pub use follow::{Watch, Watched};
 pub use http::HttpRegistry;
 pub use instance::{Instance, OUT_OF_SERVICE, UP};
 pub use namespace::{Discover, NamespaceClient};

@@ -1,27 +1,19 @@
 //! One namespace: what a process registers in it and looks for in it.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    future::IntoFuture,
-    pin::Pin,
-    sync::{Arc, Mutex, PoisonError, Weak},
-    time::Duration,
-};
+use std::{fmt, future::IntoFuture, pin::Pin, sync::Arc, time::Duration};
 
-use cosky_core::{Error as CoreError, Namespace, Registry, Scope, ServiceId};
+use cosky_cache::{Cache, Watch};
+use cosky_core::{Error as CoreError, Namespace, Read, Registry, Scope, ServiceId, ServiceInstance};
 use tokio::{runtime::Handle, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{LiveView, Result, Watch, beats::Keeper, detect::Home, view::ViewCore};
+use crate::{LiveView, Result, beats::Keeper, detect::Home};
 
 /// How long [`NamespaceClient::discover`] waits for the first snapshot.
 const DISCOVER: Duration = Duration::from_secs(5);
-/// The most services that one namespace client follows.
-const VIEWS: usize = 10_000;
 
 /// A namespace of the registry. Clones, and what [`crate::Cosky::namespace`] gives for the same name, share one task of
-/// beats and one stream per service.
+/// beats and one stream for everything that is looked for.
 #[derive(Clone)]
 pub struct NamespaceClient {
     pub(crate) core: Arc<NamespaceCore>,
@@ -30,8 +22,7 @@ pub struct NamespaceClient {
 pub(crate) struct NamespaceCore {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) beats: Arc<AbortOnDropHandle<()>>,
-    views: Mutex<HashMap<ServiceId, Weak<ViewCore>>>,
-    runtime: Handle,
+    cache: Cache,
     pub(crate) close_timeout: Duration,
     pub(crate) home: Arc<Home>,
 }
@@ -50,6 +41,7 @@ impl NamespaceCore {
     pub(crate) fn new(
         registry: Arc<dyn Registry>,
         namespace: Namespace,
+        cache: Cache,
         runtime: Handle,
         request_timeout: Duration,
         close_timeout: Duration,
@@ -57,23 +49,7 @@ impl NamespaceCore {
     ) -> Self {
         let keeper = Arc::new(Keeper::new(registry, namespace, runtime.clone(), request_timeout));
         let beats = Arc::new(AbortOnDropHandle::new(runtime.spawn(keeper.clone().run())));
-        Self { keeper, beats, views: Mutex::default(), runtime, close_timeout, home }
-    }
-
-    fn view(&self, service: &ServiceId) -> Result<Arc<ViewCore>> {
-        let mut views = self.views.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(view) = views.get(service).and_then(Weak::upgrade) {
-            return Ok(view);
-        }
-        views.retain(|_, view| view.strong_count() > 0);
-        if views.len() >= VIEWS {
-            return Err(CoreError::Exhausted { what: "views of one client", limit: VIEWS }.into());
-        }
-        let scope = Scope::services([service.clone()])?;
-        let watch = Watch::new(self.keeper.registry().clone(), self.keeper.namespace().clone(), scope);
-        let view = Arc::new(ViewCore::start(self.keeper.clone(), watch, service.clone(), &self.runtime));
-        views.insert(service.clone(), Arc::downgrade(&view));
-        Ok(view)
+        Self { keeper, beats, cache, close_timeout, home }
     }
 }
 
@@ -94,6 +70,32 @@ impl NamespaceClient {
     /// no server answers within 5 s (or [`Discover::timeout`]).
     pub fn discover(&self, service: impl Into<String>) -> Discover {
         Discover { namespace: self.clone(), service: service.into(), limit: DISCOVER, wait: true }
+    }
+
+    /// The instances of a service by its name, for those who cannot hold a view. The first call waits for the registry, at
+    /// most 5 s; later ones are answered from memory, which follows the registry as a view does until nobody has asked for
+    /// a minute. A view is quicker.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`] when the name breaks a rule, when the registry refuses or does not answer and nothing is
+    /// known yet, and above 10,000 services of one client. An error is not remembered.
+    pub async fn instances(&self, service: impl AsRef<str>) -> Result<Read<Arc<[ServiceInstance]>>> {
+        let service = ServiceId::new(service.as_ref())?;
+        Ok(self.core.cache.instances(self.name(), &service).await?)
+    }
+
+    /// One instance by its id: from memory where the service is followed, else from the registry, which is also asked for
+    /// what memory lacks. `None` when it does not exist.
+    ///
+    /// # Errors
+    /// [`crate::Error::Registry`] when the name breaks a rule, or the registry had to be asked and did not answer.
+    pub async fn instance(
+        &self,
+        service: impl AsRef<str>,
+        id: impl AsRef<str>,
+    ) -> Result<Option<ServiceInstance>> {
+        let service = ServiceId::new(service.as_ref())?;
+        Ok(self.core.cache.instance(self.name(), &service, id.as_ref()).await?)
     }
 
     /// Follows everything that `scope` covers, change by change.
@@ -132,9 +134,9 @@ impl Discover {
 
     async fn view(self) -> Result<LiveView> {
         let service = ServiceId::new(&self.service)?;
-        let mut view = LiveView::new(self.namespace.core.view(&service)?);
+        let mut view = LiveView::new(self.namespace.core.cache.view(self.namespace.name(), &service)?);
         if self.wait {
-            view.first(self.limit).await?;
+            view.ready(self.limit).await?;
         }
         Ok(view)
     }

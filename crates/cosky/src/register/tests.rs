@@ -27,7 +27,8 @@ const SECOND: Duration = Duration::from_secs(1);
 fn shop(engine: &Arc<Engine>) -> NamespaceClient {
     let home = Arc::new(Home::towards(["http://127.0.0.1:8080"]));
     let namespace = Namespace::new("shop").unwrap();
-    let core = NamespaceCore::new(engine.clone(), namespace, Handle::current(), LIMIT, LIMIT, home);
+    let cache = cosky_cache::Cache::new(engine.clone(), cosky_cache::Options::default());
+    let core = NamespaceCore::new(engine.clone(), namespace, cache, Handle::current(), LIMIT, LIMIT, home);
     NamespaceClient::new(Arc::new(core))
 }
 
