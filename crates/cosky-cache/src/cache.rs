@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use cosky_core::{Error, Namespace, Read, Registry, Result, ServiceId, ServiceInstance};
+use cosky_core::{Error, Index, Namespace, Read, Registry, Result, ServiceId, ServiceInstance};
 use tokio::time::timeout;
 
 use crate::{
@@ -55,7 +55,8 @@ impl Cache {
             Some(shown) => shown,
             None => self.first(namespace, service).await?,
         };
-        let index = shown.index.ok_or_else(|| Error::unavailable("the registry has not answered yet"))?;
+        // What was recalled is of no change that any registry would remember.
+        let index = shown.index.unwrap_or(Index { epoch: 0, sequence: 0 });
         Ok(Read { value: shown.instances.clone(), index, age: shown.age(), state: shown.state })
     }
 
@@ -87,6 +88,11 @@ impl Cache {
     /// Begins protection in all namespaces: for engines that notice what happens to their store.
     pub fn incident(&self, incident: Incident) {
         self.life.0.incident(incident);
+    }
+
+    /// All that is known at this moment.
+    pub fn all(&self) -> Vec<(Namespace, ServiceId, Arc<Shown>)> {
+        self.life.0.all()
     }
 
     /// The cache in numbers.

@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fmt, future::Future, hash::Hash, pin::Pin, sync
 
 use cosky_core::{Event, Namespace, Read, Registry, Result, Scope, Snapshot};
 
-use crate::OnMetadata;
+use crate::{OnMetadata, Recall};
 
 /// What the registry is being asked.
 pub(crate) type Loading<T> = Pin<Box<dyn Future<Output = Result<Read<T>>> + Send>>;
@@ -58,6 +58,9 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
 
     /// Hands on what an item says of itself.
     fn saw(hook: &OnMetadata, namespace: &Namespace, item: &Self::Item);
+
+    /// What was known of a name before this process, and how old that is.
+    fn recall(hook: &Recall, namespace: &Namespace, name: &Self::Name) -> Option<(Self::Content, Duration)>;
 }
 
 /// What happens to a name's list.

@@ -34,7 +34,7 @@ mod watch;
 
 pub use cache::Cache;
 pub use changes::{Changes, ViewChange};
-pub use options::{Figures, Incident, OnMetadata, Options};
+pub use options::{Figures, Incident, OnMetadata, Options, Recall};
 pub use shown::{Instances, Shown};
 pub use view::{View, ViewReader};
 pub use watch::{Watch, Watched};

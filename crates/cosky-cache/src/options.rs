@@ -2,11 +2,16 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use cosky_core::{Clock, Namespace, ServiceInstance, SystemClock};
+use cosky_core::{Clock, Namespace, ServiceId, ServiceInstance, SystemClock};
 
 /// Called with every instance whose metadata the registry told: of snapshots, of loads and of `set_metadata` events.
 /// Must return quickly and never wait: the namespace's task calls it.
 pub type OnMetadata = Arc<dyn Fn(&Namespace, &ServiceInstance) + Send + Sync>;
+
+/// Gives what was known of a service before this process, and how old that is. Must return quickly and never wait: the
+/// namespace's task calls it.
+pub type Recall =
+    Arc<dyn Fn(&Namespace, &ServiceId) -> Option<(Arc<[ServiceInstance]>, Duration)> + Send + Sync>;
 
 /// The settings of a [`crate::Cache`].
 #[derive(Clone)]
@@ -32,6 +37,9 @@ pub struct Options {
     pub seed: Option<u64>,
     /// Who else wants to know the metadata that is told.
     pub on_metadata: Option<OnMetadata>,
+    /// Where to look for a service while the registry cannot be reached and has told nothing of it. What that gives is
+    /// shown as `Stale` until the registry tells, which replaces it whole.
+    pub recall: Option<Recall>,
 }
 
 /// Something that happened to the store, noticed by an engine: what is absent from it afterwards may only be late. While
@@ -84,6 +92,7 @@ impl Default for Options {
             clock: Arc::new(SystemClock),
             seed: None,
             on_metadata: None,
+            recall: None,
         }
     }
 }

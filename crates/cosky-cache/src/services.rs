@@ -8,7 +8,7 @@ use cosky_core::{
 };
 
 use crate::{
-    Instances, OnMetadata,
+    Instances, OnMetadata, Recall,
     kind::{Kind, Loading, Step},
 };
 
@@ -77,5 +77,11 @@ impl Kind for Services {
 
     fn saw(hook: &OnMetadata, namespace: &Namespace, item: &ServiceInstance) {
         hook(namespace, item);
+    }
+
+    fn recall(hook: &Recall, namespace: &Namespace, name: &ServiceId) -> Option<(Instances, Duration)> {
+        let (instances, age) = hook(namespace, name)?;
+        let weighted = Arc::new(Weighted::new(&instances));
+        Some((Instances { instances, weighted }, age))
     }
 }

@@ -86,6 +86,16 @@ impl<K: Kind> Shelf<K> {
         shown.known.then_some(shown)
     }
 
+    /// Everything that is known.
+    pub(crate) fn all(&self) -> Vec<(Namespace, K::Name, Arc<Shown<K::Content>>)> {
+        let entries = self.entries.pin();
+        let known = |(key, entry): (&Key<K>, &Arc<Entry<K>>)| {
+            let shown = entry.load_full();
+            shown.known.then(|| (key.namespace.clone(), key.name.clone(), shown))
+        };
+        entries.iter().filter_map(known).collect()
+    }
+
     /// The entry of a name, made when there is none, and held once for the caller.
     ///
     /// # Errors

@@ -15,11 +15,12 @@ pub struct Shown<C = Instances> {
     pub state: StoreState,
     /// Since when it is not live.
     pub since: Option<Instant>,
-    /// Whether the registry has told it yet. Until then the content is empty and says nothing.
+    /// Whether the registry has told it yet, or it was [recalled](crate::Options::recall). Until then the content is
+    /// empty and says nothing.
     pub known: bool,
     /// Why it cannot be followed at the moment, when it cannot.
     pub error: Option<Error>,
-    /// The last change that is in it; a watch from here misses nothing. None until it is known.
+    /// The last change that is in it; a watch from here misses nothing. None until the registry has told it.
     pub index: Option<Index>,
     /// Counts what was shown of this name.
     pub(crate) version: u64,

@@ -15,6 +15,7 @@ use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::{
+    Shown,
     backoff::Jitter,
     compare::Comparison,
     entry::{Entry, Inbox},
@@ -374,10 +375,30 @@ impl<K: Kind> Supervisor<K> {
 
     fn show(&mut self) {
         let now = self.now();
-        for (name, shown) in self.space.take_shown(now) {
-            if let Some(known) = self.entries.get(&name) {
-                known.entry.show(shown);
+        for (name, mut shown) in self.space.take_shown(now) {
+            let Some(Known { entry, .. }) = self.entries.get(&name) else { continue };
+            if !shown.known {
+                // What was recalled once stays until the registry tells.
+                if entry.load().known {
+                    continue;
+                }
+                self.recall(&name, &mut shown, now);
             }
+            entry.show(shown);
+        }
+    }
+
+    /// While the registry cannot be reached, what was known before this process is better than nothing. The space knows
+    /// nothing of it, so that whatever the registry tells replaces it.
+    fn recall(&self, name: &K::Name, shown: &mut Shown<K::Content>, now: Now) {
+        let Some(hook) = &self.shelf.options.recall else { return };
+        if let Some(Error::Unavailable { .. }) = &shown.error
+            && let Some((content, age)) = K::recall(hook, &self.namespace, name)
+        {
+            shown.content = content;
+            shown.known = true;
+            shown.since = now.instant.checked_sub(age).or(shown.since);
+            tracing::warn!(namespace = %self.namespace, %name, ?age, "the registry cannot be reached; showing what was last known");
         }
     }
 

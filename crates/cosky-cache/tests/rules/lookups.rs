@@ -119,3 +119,60 @@ async fn entries_are_bounded_and_those_that_went_make_room() {
     until("a is let go", || scene.cache.figures().entries == 1).await;
     scene.view("c").await;
 }
+
+/// A cache that knows from before that "a" had port 7, an hour ago.
+fn recalling() -> Scene {
+    Scene::with(|options| {
+        options.recall = Some(Arc::new(|_, name| {
+            let list: Arc<[_]> = [desk::living("a", 7, &[])].into();
+            (name.as_str() == "a").then_some((list, s(3600)))
+        }));
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_known_before_is_shown_while_nobody_answers_and_replaced_by_the_first_answer() {
+    let scene = recalling();
+    scene.desk.put("a", 1);
+    scene.desk.state().refuses_watch = Some(Error::unavailable("nobody listens"));
+    let mut view = scene.view("a").await;
+    assert_eq!((ports(&view), view.state(), view.age().as_secs()), (vec![7], StoreState::Stale, 3600));
+    let read = scene.cache.instances(&namespace(), &service("a")).await.unwrap();
+    assert_eq!((read.value.len(), read.state, read.age.as_secs()), (1, StoreState::Stale, 3600));
+    // It stays as it is, and gets older.
+    sleep(s(100)).await;
+    assert_eq!((ports(&view), view.state(), view.age().as_secs()), (vec![7], StoreState::Stale, 3700));
+    assert_eq!(scene.cache.all().len(), 1);
+    // Nothing is known of the others.
+    let error = scene.empty_view("b").ready(s(5)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+
+    scene.desk.state().refuses_watch = None;
+    while view.state() != StoreState::Live {
+        view.changed().await;
+    }
+    assert_eq!((ports(&view), view.age()), (vec![1], Duration::ZERO));
+}
+
+/// Nothing that was recalled is protected: the first answer counts, even of a registry that has just come back.
+#[tokio::test(start_paused = true)]
+async fn what_was_known_before_is_not_held_against_the_registry() {
+    let scene = recalling();
+    scene.desk.state().refuses_watch = Some(Error::unavailable("nobody listens"));
+    scene.desk.state().says = Some(StoreState::Protected);
+    let view = scene.view("a").await;
+    scene.desk.state().refuses_watch = None;
+    until("the registry tells", || view.state() == StoreState::Protected).await;
+    assert!(ports(&view).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_known_before_is_not_shown_when_the_registry_answers_or_refuses() {
+    let scene = recalling();
+    scene.desk.put("a", 1);
+    assert_eq!(ports(&scene.view("a").await), [1]);
+    let scene = recalling();
+    scene.desk.state().refuses_watch = Some(Error::Forbidden { reason: "no".into() });
+    let error = scene.empty_view("a").ready(PATIENCE).await.unwrap_err();
+    assert!(matches!(error, Error::Forbidden { .. }), "{error:?}");
+}
