@@ -33,6 +33,9 @@ pub(crate) struct Shelf<K: Kind> {
     pub(crate) counters: Counters,
 }
 
+/// A name, and what is known of it.
+pub(crate) type Listed<K> = (Namespace, <K as Kind>::Name, Arc<Shown<<K as Kind>::Content>>);
+
 /// The task that keeps one namespace.
 struct Kept<K: Kind> {
     inbox: Arc<Inbox<K>>,
@@ -87,7 +90,7 @@ impl<K: Kind> Shelf<K> {
     }
 
     /// Everything that is known.
-    pub(crate) fn all(&self) -> Vec<(Namespace, K::Name, Arc<Shown<K::Content>>)> {
+    pub(crate) fn all(&self) -> Vec<Listed<K>> {
         let entries = self.entries.pin();
         let known = |(key, entry): (&Key<K>, &Arc<Entry<K>>)| {
             let shown = entry.load_full();
