@@ -22,6 +22,9 @@ use crate::{
     protection::{Protection, Turn},
 };
 
+/// How long it takes at least until a name is asked for again because something of it may be over.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
+
 /// What is known of one namespace.
 pub(crate) struct Space<K: Kind> {
     names: BTreeMap<K::Name, Held<K>>,
@@ -469,10 +472,11 @@ fn apply<K: Kind>(
     }
 }
 
-/// The earliest end of what is there. An item that was renewed leaves it where it is: asking early does no harm.
+/// The earliest end of what is there. An item that was renewed leaves it where it is: asking early does no harm. One whose
+/// life is over may still be there until the registry gets round to it, so it is not asked about without a pause.
 fn ask_after<K: Kind>(held: &mut Held<K>, life: Duration, now: Now, asks: bool) {
     if asks {
-        let end = now.clock + life;
+        let end = now.clock + life.max(ASK_AGAIN);
         held.ask_at = Some(held.ask_at.map_or(end, |at| at.min(end)));
     }
 }

@@ -8,7 +8,7 @@ use std::{
 
 use cosky_cache::Shown;
 use cosky_core::{
-    InstanceId, Namespace, ServiceId, StoreState,
+    Error, InstanceId, Namespace, ServiceId, StoreState,
     digest::{Digest, of_instance},
 };
 use cosky_testkit::sim::{Link, Sim};
@@ -125,6 +125,19 @@ impl Judge {
         let mut case = self.lock();
         case.look(eye, shown);
         case.settled(eye, shown);
+    }
+
+    /// Whether nothing has been wrong at a cache for long enough.
+    pub(crate) fn is_calm(&self, cache: usize) -> bool {
+        let case = self.lock();
+        case.sim.now() >= case.disturbed[cache] + NOTICED
+    }
+
+    /// A look-up failed though nothing was wrong.
+    pub(crate) fn failed(&self, cache: usize, error: &Error) {
+        let mut case = self.lock();
+        let now = case.sim.now().as_secs_f64();
+        case.violations.push(format!("at {now:.3} cache {cache} does not answer: {error}"));
     }
 
     /// A view is not looked at any more.

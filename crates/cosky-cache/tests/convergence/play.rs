@@ -21,6 +21,12 @@ const ACTS: Duration = Duration::from_secs(45);
 /// When it ends: whatever went wrong unnoticed must be right again, and protection be over.
 const END: Duration = Duration::from_secs(82);
 
+/// The most times that a cache may ask for single services in a play. Most ask a few times; those that ask at the end of
+/// each life, of which the shortest is 3 s, come near to it.
+const MOST_LOADS: usize = 150;
+/// The most watches, snapshots and digests together: while nobody answers, a watch is tried every 2 s.
+const MOST_OTHERS: usize = 60;
+
 /// What came of a play.
 pub(crate) struct Outcome {
     pub(crate) violations: Vec<String>,
@@ -151,14 +157,15 @@ async fn run(seed: u64, record: bool) -> Outcome {
         }
         tokio::time::sleep(Duration::from_millis(rng.random_range(5..200))).await;
     }
-    let asked = links.iter().zip(&audience.caches).map(|(link, cache)| (link.counts(), cache.figures()));
-    Outcome {
-        violations: judge.violations(),
-        exact: judge.exact(),
-        asked: asked.collect(),
-        faults: struck,
-        trace: sim.trace(),
+    let mut violations = judge.violations();
+    for (at, link) in links.iter().enumerate() {
+        let Counts { loads, watches, snapshots, digests, .. } = link.counts();
+        if loads > MOST_LOADS || watches + snapshots + digests > MOST_OTHERS {
+            violations.push(format!("cache {at} asked too often: {:?}", link.counts()));
+        }
     }
+    let asked = links.iter().zip(&audience.caches).map(|(link, cache)| (link.counts(), cache.figures()));
+    Outcome { violations, exact: judge.exact(), asked: asked.collect(), faults: struck, trace: sim.trace() }
 }
 
 impl Audience {
@@ -190,8 +197,21 @@ impl Audience {
                 }
             }
             _ => {
-                let (cache, namespace) = (self.caches[cache].clone(), self.namespace.clone());
-                tokio::spawn(async move { drop(cache.instances(&namespace, &service).await) });
+                let (asked, namespace) = (self.caches[cache].clone(), self.namespace.clone());
+                let judge = self.judge.clone();
+                tokio::spawn(async move {
+                    let calm = judge.is_calm(cache);
+                    let answer = asked.instances(&namespace, &service).await;
+                    if let Some(shown) = asked.known(&namespace, &service) {
+                        judge.look(&Eye { cache, service, number: 0 }, &shown);
+                    }
+                    if let Err(error) = answer
+                        && calm
+                        && judge.is_calm(cache)
+                    {
+                        judge.failed(cache, &error);
+                    }
+                });
             }
         }
     }
