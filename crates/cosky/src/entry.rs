@@ -92,6 +92,8 @@ pub(crate) struct Entry {
     pub(crate) operation: tokio::sync::Mutex<()>,
     /// How many handles there are.
     handles: AtomicUsize,
+    /// Shows [`Living::state`] to those who await it. It is changed by [`Entry::publish`] alone, and never while `life` is
+    /// locked: whoever looks at it may ask for something that `life` holds.
     pub(crate) state: watch::Sender<RegistrationState>,
     /// What the deregistration answered; set before the state says `Deregistered`.
     pub(crate) outcome: OnceLock<Result<bool>>,
@@ -106,6 +108,7 @@ pub(crate) struct Entry {
 #[derive(Debug)]
 pub(crate) struct Living {
     pub(crate) phase: Phase,
+    pub(crate) state: RegistrationState,
     /// The newest data that this client knows: what was registered, and metadata that was set or seen since.
     pub(crate) registration: Registration,
     pub(crate) pace: Pace,
@@ -137,12 +140,13 @@ impl Entry {
             service: registration.service.clone(),
             operation: tokio::sync::Mutex::new(()),
             handles: AtomicUsize::new(0),
-            state: watch::Sender::new(state),
+            state: watch::Sender::new(state.clone()),
             outcome: OnceLock::new(),
             pulse: watch::Sender::new(()),
             drained: tokio::sync::OnceCell::new(),
             life: Mutex::new(Living {
                 phase,
+                state,
                 registration: Registration { owner: Some(owner.clone()), ..registration },
                 pace: wanted.pace,
                 limits: wanted.limits,
@@ -207,7 +211,7 @@ impl Entry {
         living.phase = Phase::Beating;
         living.turn += 1;
         living.vitals.registrations += 1;
-        self.succeeded(&mut living);
+        self.succeeded(living);
         Ok(())
     }
 
@@ -218,7 +222,7 @@ impl Entry {
         living.pace = wanted.pace;
         living.limits = wanted.limits;
         if matches!(living.phase, Phase::Beating | Phase::Absent | Phase::Returning) {
-            self.become_absent(&mut living);
+            self.become_absent(living);
         }
     }
 
@@ -227,22 +231,26 @@ impl Entry {
         let mut living = self.lock();
         let waited = living.phase == Phase::Waiting;
         if waited {
-            self.become_absent(&mut living);
+            living.state = RegistrationState::Registering;
+            self.become_absent(living);
         }
         waited
     }
 
     /// It is registered at once, in the background.
-    fn become_absent(&self, living: &mut Living) {
+    fn become_absent(&self, mut living: MutexGuard<'_, Living>) {
         living.phase = Phase::Absent;
         living.turn += 1;
         living.due = Some(Instant::now());
-        self.state.send_if_modified(|state| {
-            let told = matches!(state, RegistrationState::Waiting);
-            if told {
-                *state = RegistrationState::Registering;
-            }
-            told
+        drop(living);
+        self.publish();
+    }
+
+    /// Shows what has changed. Reads it again, so that of two changes at once the later one stays.
+    fn publish(&self) {
+        self.state.send_if_modified(|shown| {
+            let state = self.lock().state.clone();
+            std::mem::replace(shown, state.clone()) != state
         });
         self.pulse.send_replace(());
     }
@@ -260,7 +268,7 @@ impl Entry {
         }
         living.due = Some(sent + living.vitals.period.mul_f64(rand::random_range(0.9..=1.1)));
         living.vitals.beats += 1;
-        self.succeeded(&mut living);
+        self.succeeded(living);
     }
 
     /// The server does not know it: it is registered again at once. Returns false for a stale answer.
@@ -269,19 +277,12 @@ impl Entry {
         if living.phase != Phase::Beating || living.turn != turn {
             return false;
         }
-        living.phase = Phase::Absent;
-        living.turn += 1;
-        living.due = Some(Instant::now());
         living.backoff.reset();
+        if living.state == RegistrationState::Registered {
+            living.state = RegistrationState::Registering;
+        }
         tracing::info!(instance.id = %self.id, "the server does not know the instance; registering it again");
-        self.state.send_if_modified(|state| match state {
-            RegistrationState::Registered => {
-                *state = RegistrationState::Registering;
-                true
-            }
-            _ => false,
-        });
-        self.pulse.send_replace(());
+        self.become_absent(living);
         true
     }
 
@@ -297,29 +298,27 @@ impl Entry {
         living.due = Some(Instant::now() + delay);
         let last_error: Arc<str> = error.to_string().into();
         living.vitals.failed(&last_error);
-        self.state.send_modify(|state| {
-            let since = match state {
-                RegistrationState::Unreachable { since, .. } => *since,
-                _ => {
-                    tracing::warn!(instance.id = %self.id, %error, "the instance cannot be kept registered; trying on");
-                    std::time::Instant::now()
-                }
-            };
-            *state = RegistrationState::Unreachable { since, last_error };
-        });
-        self.pulse.send_replace(());
+        let since = match living.state {
+            RegistrationState::Unreachable { since, .. } => since,
+            _ => {
+                tracing::warn!(instance.id = %self.id, %error, "the instance cannot be kept registered; trying on");
+                std::time::Instant::now()
+            }
+        };
+        living.state = RegistrationState::Unreachable { since, last_error };
+        drop(living);
+        self.publish();
     }
 
-    fn succeeded(&self, living: &mut Living) {
+    fn succeeded(&self, mut living: MutexGuard<'_, Living>) {
         let failures = living.vitals.succeeded();
         living.backoff.reset();
+        living.state = RegistrationState::Registered;
+        drop(living);
         if failures > 0 {
             tracing::info!(instance.id = %self.id, failures, "the instance is kept registered again");
         }
-        self.state.send_if_modified(|state| {
-            std::mem::replace(state, RegistrationState::Registered) != RegistrationState::Registered
-        });
-        self.pulse.send_replace(());
+        self.publish();
     }
 
     /// Notes an error that changes nothing else.
@@ -365,16 +364,13 @@ impl Entry {
 
     /// It is over.
     pub(crate) fn left(&self, outcome: Result<bool>) {
-        {
-            let mut living = self.lock();
-            living.phase = Phase::Left;
-            living.turn += 1;
-            living.due = None;
-        }
         let _ = self.outcome.set(outcome);
-        self.state.send_if_modified(|state| {
-            std::mem::replace(state, RegistrationState::Deregistered) != RegistrationState::Deregistered
-        });
-        self.pulse.send_replace(());
+        let mut living = self.lock();
+        living.phase = Phase::Left;
+        living.state = RegistrationState::Deregistered;
+        living.turn += 1;
+        living.due = None;
+        drop(living);
+        self.publish();
     }
 }

@@ -126,8 +126,10 @@ impl VitalsChanges {
         if self.ended || self.pulse.changed().await.is_err() {
             return None;
         }
-        let vitals = self.entry.lock().vitals.clone();
-        let state = self.entry.state.borrow().clone();
+        let (state, vitals) = {
+            let living = self.entry.lock();
+            (living.state.clone(), living.vitals.clone())
+        };
         self.ended = state.is_final();
         Some((state, vitals))
     }
@@ -135,12 +137,11 @@ impl VitalsChanges {
 
 impl Health {
     pub(crate) fn of(entry: &Entry) -> Self {
-        let state = entry.state.borrow().clone();
         let living = entry.lock();
         let vitals = &living.vitals;
         let status = living.registration.metadata.get(STATUS).unwrap_or(UP);
         let error = || vitals.last_error.as_ref().map_or_else(String::new, |(_, error)| format!(": {error}"));
-        let (health, reason) = match &state {
+        let (health, reason) = match &living.state {
             RegistrationState::Disabled => {
                 (HealthStatus::Up, Some("the registration is switched off".to_owned()))
             }

@@ -363,3 +363,30 @@ async fn a_host_is_found_and_a_port_must_be_known() {
     let batch = shop.register(Instance::process("batch")).await.unwrap();
     assert!(batch.id().as_str().starts_with("batch@__#127.0.0.1#"), "{:?}", batch.id());
 }
+
+/// Whoever looks at the state may ask the handle something meanwhile, in the middle of a beat. In threads of its own, so
+/// that two that wait for each other fail the test and do not hold it up.
+#[test]
+fn who_looks_at_the_state_may_ask_for_more() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        let engine = Arc::<Engine>::default();
+        let handle = runtime.block_on(async {
+            let often = order().beat_every(Duration::from_millis(1)).first_beat(Duration::ZERO);
+            shop(&engine).register(often).await.unwrap()
+        });
+        let states = handle.state_changes();
+        let start = std::time::Instant::now();
+        while start.elapsed() < SECOND {
+            let state = states.borrow();
+            for _ in 0..100 {
+                std::hint::black_box((handle.vitals(), handle.health()));
+            }
+            drop(state);
+        }
+        done.send(engine.beats().len()).unwrap();
+    });
+    let beats = ended.recv_timeout(30 * SECOND).expect("nobody waits for each other");
+    assert!(beats > 100, "{beats}");
+}
