@@ -21,6 +21,7 @@ use crate::{
     credentials::Source,
     detect::Home,
     namespace::NamespaceCore,
+    remember::{Memory, Remembered},
     session::{Login, Password},
     transport::{Call, Timeouts, Transport},
 };
@@ -42,7 +43,7 @@ struct Inner {
     default_namespace: Namespace,
     close_timeout: Duration,
     home: Arc<Home>,
-    cache: Cache,
+    cache: Remembered,
     namespaces: Arc<Namespaces>,
 }
 
@@ -58,6 +59,7 @@ pub struct Connect {
     namespace: Option<String>,
     consumer: Option<String>,
     zone: Option<String>,
+    remember_in: Option<PathBuf>,
     timeouts: Timeouts,
     close_timeout: Duration,
     check: bool,
@@ -166,6 +168,7 @@ impl Connect {
             namespace: None,
             consumer: None,
             zone: None,
+            remember_in: None,
             timeouts: Timeouts {
                 connect: Duration::from_secs(1),
                 request: Duration::from_secs(5),
@@ -232,6 +235,18 @@ impl Connect {
         self
     }
 
+    /// Keeps what is known of services in this file, for a process that starts while no server answers: connecting works
+    /// then, and whatever is looked for and stands in the file is shown as it was last known, as `Stale` and with its age,
+    /// until a server answers. The process before must have used the same file; two at once should not.
+    ///
+    /// The file is written within 2 s after a change and once a minute, never half, and only its owner may read it. It is
+    /// at most 16 MiB. One that cannot be read or written costs a warning and nothing else, and one that is not of this
+    /// kind is left alone.
+    pub fn remember_in(mut self, path: impl Into<PathBuf>) -> Self {
+        self.remember_in = Some(path.into());
+        self
+    }
+
     /// How long a connection may take to stand, 1 s without this.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.timeouts.connect = limit;
@@ -288,17 +303,30 @@ impl Connect {
             self.source,
             self.timeouts,
         )?;
-        if self.check {
-            // The route is open to everybody and says by its headers who answers.
-            transport.exchange(&Call::new(Method::GET, "/livez".into()), None).await?;
-            transport.credentials().bearer(&transport).await?;
+        let memory = match self.remember_in {
+            Some(path) => Some(Memory::open(path).await),
+            None => None,
+        };
+        if self.check
+            && let Err(error) = greet(&transport).await
+        {
+            if !error.is_unavailable() || memory.as_ref().is_none_or(|memory| memory.is_empty()) {
+                return Err(error);
+            }
+            tracing::warn!(%error, "no server answers; what is remembered is used until one does");
         }
         let registry = Arc::new(HttpRegistry::new(transport, consumer));
         let namespaces = Arc::<Namespaces>::default();
-        let cache = Cache::new(
-            registry.clone(),
-            cosky_cache::Options { on_metadata: Some(keepers_of(&namespaces)), ..Default::default() },
-        );
+        let options = cosky_cache::Options {
+            on_metadata: Some(keepers_of(&namespaces)),
+            recall: memory.as_ref().map(Memory::recalls),
+            ..Default::default()
+        };
+        let cache = Cache::new(registry.clone(), options);
+        let cache = match memory {
+            Some(memory) => Remembered::in_memory(cache, memory),
+            None => cache.into(),
+        };
         let inner = Inner {
             registry,
             cache,
@@ -310,6 +338,14 @@ impl Connect {
         };
         Ok(Cosky { inner: Arc::new(inner) })
     }
+}
+
+/// Asks who answers, and fetches the credential.
+async fn greet(transport: &Transport) -> Result<()> {
+    // The route is open to everybody and says by its headers who answers.
+    transport.exchange(&Call::new(Method::GET, "/livez".into()), None).await?;
+    transport.credentials().bearer(transport).await?;
+    Ok(())
 }
 
 /// Tells those who keep instances registered what the registry says of them: the metadata that somebody edited is the one

@@ -35,7 +35,7 @@
 //! # Start without a registry
 //!
 //! [`Connect::lazy`], [`NamespaceClient::keep_registered`] and [`Discover::start_empty`] return at once and get there
-//! when a server does.
+//! when a server does. With [`Connect::remember_in`] views show meanwhile what a process before this one knew.
 //!
 //! # End
 //!
@@ -62,6 +62,7 @@ mod namespace;
 mod ready;
 mod register;
 mod registration;
+mod remember;
 mod secret;
 mod session;
 mod settings;

@@ -2,12 +2,12 @@
 
 use std::{fmt, future::IntoFuture, pin::Pin, sync::Arc, time::Duration};
 
-use cosky_cache::{Cache, Watch};
+use cosky_cache::Watch;
 use cosky_core::{Error as CoreError, Namespace, Read, Registry, Scope, ServiceId, ServiceInstance};
 use tokio::{runtime::Handle, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{LiveView, Result, beats::Keeper, detect::Home};
+use crate::{LiveView, Result, beats::Keeper, detect::Home, remember::Remembered};
 
 /// How long [`NamespaceClient::discover`] waits for the first snapshot.
 const DISCOVER: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ pub struct NamespaceClient {
 pub(crate) struct NamespaceCore {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) beats: Arc<AbortOnDropHandle<()>>,
-    cache: Cache,
+    cache: Remembered,
     pub(crate) close_timeout: Duration,
     pub(crate) home: Arc<Home>,
 }
@@ -41,7 +41,7 @@ impl NamespaceCore {
     pub(crate) fn new(
         registry: Arc<dyn Registry>,
         namespace: Namespace,
-        cache: Cache,
+        cache: impl Into<Remembered>,
         runtime: Handle,
         request_timeout: Duration,
         close_timeout: Duration,
@@ -49,7 +49,7 @@ impl NamespaceCore {
     ) -> Self {
         let keeper = Arc::new(Keeper::new(registry, namespace, runtime.clone(), request_timeout));
         let beats = Arc::new(AbortOnDropHandle::new(runtime.spawn(keeper.clone().run())));
-        Self { keeper, beats, cache, close_timeout, home }
+        Self { keeper, beats, cache: cache.into(), close_timeout, home }
     }
 }
 
