@@ -60,6 +60,7 @@ pub struct Connect {
     consumer: Option<String>,
     zone: Option<String>,
     remember_in: Option<PathBuf>,
+    protect: bool,
     timeouts: Timeouts,
     close_timeout: Duration,
     check: bool,
@@ -169,6 +170,7 @@ impl Connect {
             consumer: None,
             zone: None,
             remember_in: None,
+            protect: true,
             timeouts: Timeouts {
                 connect: Duration::from_secs(1),
                 request: Duration::from_secs(5),
@@ -232,6 +234,15 @@ impl Connect {
     /// only while none of the own zone answers.
     pub fn zone(mut self, name: impl Into<String>) -> Self {
         self.zone = Some(name.into());
+        self
+    }
+
+    /// Whether lists keep, marked [`cosky_core::StoreState::Protected`], what vanished because a store lost its data or
+    /// was started anew; true without this. That lasts until everybody who beats has had the time to register again: the
+    /// longest life that was seen and two thirds of it, at most 5 minutes. With false a list is what the store has, an
+    /// empty one at once.
+    pub fn protect(mut self, on: bool) -> Self {
+        self.protect = on;
         self
     }
 
@@ -319,6 +330,7 @@ impl Connect {
         let namespaces = Arc::<Namespaces>::default();
         let options = cosky_cache::Options {
             on_metadata: Some(keepers_of(&namespaces)),
+            protect: self.protect,
             recall: memory.as_ref().map(Memory::recalls),
             ..Default::default()
         };

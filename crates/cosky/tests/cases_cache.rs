@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cosky::{Cosky, HttpRegistry, Instance, LiveView, NamespaceClient, Registry as _, ServiceId};
+use cosky::{Cosky, HttpRegistry, Instance, LiveView, NamespaceClient, Registry as _, ServiceId, StoreState};
 use cosky_core::{Registration as Record, Weight};
 use cosky_testkit::{
     process::ServerOptions,
@@ -21,6 +21,7 @@ use rustix::process::Signal;
 use support::{
     NS, PATIENCE, namespace,
     part::{Part, Play, Provider},
+    proxy::{Mode, Proxy},
     real::{lines, open, sound, without_data},
     until,
 };
@@ -158,6 +159,39 @@ async fn c40_of_ten_instances_exactly_the_one_that_expires_leaves() {
     assert!(view.snapshot().iter().all(|one| one.host().as_str() == "10.0.0.1"));
 }
 
+/// The data of the server is lost, and its ten instances die in the same moment.
+#[tokio::test(flavor = "multi_thread")]
+async fn c40_lost_data_empties_a_protected_list_late_and_another_one_at_once() {
+    // Of the instances; the window is that and two periods, a third of it each.
+    const LIFE: Duration = Duration::from_secs(6);
+    const WINDOW: Duration = Duration::from_secs(10);
+    let mut server = open().start().await;
+    let providers = Play::new(server.url(), &["crowd", "1", "0", "10", "9000"]).start();
+    providers.tells("crowd", PATIENCE, |told| told == "0 0 10").await;
+    let on = shop(server.url()).await.discover("svc-0").await.unwrap();
+    let off = Cosky::connect(server.url()).protect(false).await.unwrap().namespace(NS).unwrap();
+    let off = off.discover("svc-0").await.unwrap();
+    assert_eq!((on.snapshot().len(), off.snapshot().len()), (10, 10));
+    providers.signal(Signal::KILL);
+    server.kill().await;
+    let dir = tempfile::tempdir().unwrap();
+    let server = without_data(open(), server.address(), &dir).start().await;
+    let ready = Instant::now();
+    until("who is not protected shows what is true", async || off.snapshot().is_empty()).await;
+    assert!(ready.elapsed() <= CONVERGES, "{:?}", ready.elapsed());
+    until("it is marked", async || on.state() == StoreState::Protected).await;
+    assert!(ready.elapsed() <= CONVERGES, "{:?}", ready.elapsed());
+    while ready.elapsed() < LIFE {
+        assert_eq!((on.snapshot().len(), on.state()), (10, StoreState::Protected));
+        assert!(on.choose().is_ok());
+        sleep(Duration::from_millis(20)).await;
+    }
+    until("protection ends", async || on.snapshot().is_empty()).await;
+    assert!(ready.elapsed() <= WINDOW + Duration::from_secs(2), "{:?}", ready.elapsed());
+    until("it is trusted again", async || on.state() == StoreState::Live).await;
+    sound(&server);
+}
+
 /// Providers and consumers as processes; the server loses its data, and nobody is started anew.
 #[tokio::test(flavor = "multi_thread")]
 async fn c41_a_registry_that_restarts_empty_is_filled_again_by_those_who_live() {
@@ -242,6 +276,37 @@ async fn c43_consumers_with_wrong_clocks_see_the_same() {
     }
     let steps = wrong(&consumers[3]);
     assert!([-1, 0, 1].iter().all(|step| steps.contains(step)), "{steps:?}");
+}
+
+/// The events of a registration are held back, so that the view lacks an instance that is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn c45_an_instance_that_the_list_lacks_is_found_by_its_id() {
+    let server = open().start().await;
+    let registry = Cosky::connect(server.url()).await.unwrap().registry();
+    let (known, late) = (permanent("stock", 9000), permanent("stock", 9001));
+    registry.register(&namespace(), &known).await.unwrap();
+    let proxy = Proxy::before(server.address()).await;
+    let shop = shop(&proxy.url()).await;
+    let view = shop.discover("stock").await.unwrap();
+    proxy.set(Mode::HoldStreams);
+    registry.register(&namespace(), &late).await.unwrap();
+    let found = shop.instance("stock", late.id().as_str()).await.unwrap().expect("the registry has it");
+    assert_eq!((found.id(), found.port().get()), (&late.id(), 9001));
+    assert_eq!(view.snapshot().len(), 1, "its event is held back, and an answer about one is no list");
+    let asked = proxy.seen("GET", "/instances/").len();
+    assert!(shop.instance("stock", known.id().as_str()).await.unwrap().is_some());
+    assert_eq!(proxy.seen("GET", "/instances/").len(), asked, "what is cached is not asked for");
+    for unknown in ["stock@http#10.0.0.1#1", "no id at all"] {
+        assert!(shop.instance("stock", unknown).await.unwrap().is_none(), "{unknown}");
+        assert!(shop.instance("nowhere", unknown).await.unwrap().is_none(), "{unknown}");
+    }
+    assert_eq!(view.snapshot().len(), 1, "no placeholder was put in");
+    proxy.set(Mode::Pass);
+    until("its event comes", async || agrees(&view, &registry).await).await;
+    assert!(shop.instances("nowhere").await.unwrap().value.is_empty());
+    assert_eq!(view.snapshot().len(), 2);
+    let services = registry.services(&namespace()).await.unwrap().value;
+    assert_eq!(services.iter().map(ServiceId::as_str).collect::<Vec<_>>(), ["stock"]);
 }
 
 /// What consumers tell of these providers.
