@@ -107,7 +107,7 @@ impl NamespaceClient {
     /// handles were dropped. For the end of a program.
     ///
     /// # Errors
-    /// [`crate::Error::Registry`] when not all were answered in time; see [`Registration::close`].
+    /// [`crate::Error::Registry`] when not all were answered in time; see [`crate::Registration::close`].
     pub async fn close(&self) -> Result<()> {
         let limit = self.core.close_timeout;
         timeout(limit, self.core.keeper.leave_all()).await.map_err(|_| {
