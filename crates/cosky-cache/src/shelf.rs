@@ -139,6 +139,11 @@ impl<K: Kind> Shelf<K> {
         inbox
     }
 
+    /// Whether more than half of the entries are taken.
+    pub(crate) fn is_crowded(&self) -> bool {
+        2 * self.counters.entries.load(Ordering::Relaxed) > self.options.entries as u64
+    }
+
     /// Takes those of `entries` out that nobody holds any more.
     pub(crate) fn release(&self, namespace: &Namespace, candidates: &[Arc<Entry<K>>]) -> Vec<K::Name> {
         let _spaces = self.lock();

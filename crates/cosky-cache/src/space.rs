@@ -283,6 +283,12 @@ impl<K: Kind> Space<K> {
         self.names.values().filter(|held| !held.follows).count()
     }
 
+    /// Whether absence is no answer at the moment.
+    pub(crate) fn is_protected(&self) -> bool {
+        self.protection.is_open()
+    }
+
+    /// Names of which something is under protection.
     pub(crate) fn protected(&self) -> u64 {
         self.names.values().filter(|held| held.is_protected()).count() as u64
     }

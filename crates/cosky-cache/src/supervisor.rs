@@ -56,6 +56,8 @@ pub(crate) struct Supervisor<K: Kind> {
     ticked: Now,
     /// Losses in a row.
     losses: u32,
+    /// Whether it was told that protection has begun.
+    told_protected: bool,
     subscribed: Share,
     protected: Share,
 }
@@ -103,6 +105,7 @@ impl<K: Kind> Supervisor<K> {
             jitter: Jitter::new(shelf.options.seed),
             ticked,
             losses: 0,
+            told_protected: false,
             shelf,
         }
     }
@@ -121,7 +124,7 @@ impl<K: Kind> Supervisor<K> {
                 biased;
                 Some((name, answer)) = self.loads.next() => self.loaded(&name, answer),
                 answer = self.comparison.answer() => self.compared(answer),
-                () = self.inbox.woken() => {}
+                () = self.inbox.woken() => self.make_room(),
                 fed = next(&mut self.feed) => self.take_all(fed),
                 () = sleep_until(wake) => {}
             }
@@ -258,6 +261,19 @@ impl<K: Kind> Supervisor<K> {
         self.space.lost(error, now);
     }
 
+    fn tell_protection(&mut self) {
+        let protected = self.space.is_protected();
+        match (std::mem::replace(&mut self.told_protected, protected), protected) {
+            (false, true) => {
+                tracing::warn!(namespace = %self.namespace, "what the store lacks now is kept until it can be trusted again");
+            }
+            (true, false) => {
+                tracing::info!(namespace = %self.namespace, "what the store lacks is let go again");
+            }
+            _ => {}
+        }
+    }
+
     fn followed_again(&mut self) {
         let losses = std::mem::take(&mut self.losses);
         if losses > 0 {
@@ -350,6 +366,13 @@ impl<K: Kind> Supervisor<K> {
         self.lost(error, now);
     }
 
+    /// Somebody came or went. Where there is not much room left, those who went make some now and not at the next tick.
+    fn make_room(&mut self) {
+        if self.shelf.is_crowded() {
+            self.release(self.now());
+        }
+    }
+
     /// Lets go of what nobody wants any more.
     fn release(&mut self, now: Now) {
         let idle = self.shelf.options.idle;
@@ -374,6 +397,7 @@ impl<K: Kind> Supervisor<K> {
     }
 
     fn show(&mut self) {
+        self.tell_protection();
         let now = self.now();
         for (name, mut shown) in self.space.take_shown(now) {
             let Some(Known { entry, .. }) = self.entries.get(&name) else { continue };

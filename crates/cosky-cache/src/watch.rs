@@ -12,6 +12,8 @@ use crate::backoff::Backoff;
 const SHORT: Duration = Duration::from_secs(2);
 /// A server that does not remember the last change begins with a snapshot within this.
 const SETTLE: Duration = Duration::from_secs(1);
+/// Other scopes are not asked for more often than this: names come and go together.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Follows a namespace over every loss: resumes after the last change on any address, or starts again with a snapshot
 /// when no server remembers it. Dropping it ends the subscription.
@@ -129,8 +131,6 @@ impl Feed {
     pub(crate) fn follow(&mut self, scope: Scope) {
         self.scope = scope;
         self.renew = self.renew.or(Some(Renew::Scope));
-        // What was asked for would be of the old scope.
-        self.opening = None;
     }
 
     /// Begins anew with a snapshot, as soon as a new stream stands. False when it is about to anyway.
@@ -139,7 +139,6 @@ impl Feed {
             return false;
         }
         self.renew = Some(Renew::Afresh);
-        self.opening = None;
         if self.opened.elapsed() < SHORT {
             self.retry_at = Some(Instant::now() + self.backoff.delay());
         }
@@ -151,7 +150,12 @@ impl Feed {
         loop {
             let wanted = self.stream.is_none() || self.renew.is_some();
             if wanted && self.opening.is_none() && self.retry_at.is_none() {
-                self.ask();
+                let soonest = self.asked + PAUSE;
+                if self.stream.is_some() && Instant::now() < soonest {
+                    self.retry_at = Some(soonest);
+                } else {
+                    self.ask();
+                }
             }
             tokio::select! {
                 biased;
@@ -190,10 +194,15 @@ impl Feed {
             Ok(stream) => {
                 self.stream = Some(stream);
                 self.opened = Instant::now();
-                self.renew = None;
                 if opening.afresh {
                     self.last = None;
                 }
+                // Something else may have been wished for since it was asked.
+                self.renew = match self.renew {
+                    Some(Renew::Afresh) if !opening.afresh => Some(Renew::Afresh),
+                    _ if opening.scope != self.scope => Some(Renew::Scope),
+                    _ => None,
+                };
                 self.settles_at = opening.resumes.then(|| self.opened + SETTLE);
                 Some(Fed::Opened { scope: opening.scope, resumes: opening.resumes })
             }

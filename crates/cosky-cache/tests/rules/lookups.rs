@@ -176,3 +176,18 @@ async fn what_was_known_before_is_not_shown_when_the_registry_answers_or_refuses
     let error = scene.empty_view("a").ready(PATIENCE).await.unwrap_err();
     assert!(matches!(error, Error::Forbidden { .. }), "{error:?}");
 }
+
+/// C48, for views: far more than there is room for come and go within no time.
+#[tokio::test(start_paused = true)]
+async fn c48_views_that_are_given_up_make_room_at_once_and_leave_nothing() {
+    let scene = Scene::with(|options| options.entries = 10);
+    let _kept = scene.view("kept").await;
+    for at in 0..20_000 {
+        drop(scene.empty_view(&format!("s{at}")));
+        tokio::task::yield_now().await;
+    }
+    until("they are let go", || scene.cache.figures().entries == 1).await;
+    until("one stream is left", || scene.desk.watchers() == 1).await;
+    let asked = scene.desk.asked("");
+    assert!(asked < 10, "{asked} questions");
+}
