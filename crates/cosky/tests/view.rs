@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cosky::{Cosky, Error, Instance, LiveView, StoreState, core};
+use cosky::{Cosky, Error, Instance, LiveView, StoreState, ViewChange, core};
 use cosky_core::{Metadata, Registration, Registry as _, ServiceId};
 use support::{
     NS, Server, Setup, namespace, nobody,
@@ -237,6 +237,79 @@ async fn views_of_one_service_share_a_stream_which_ends_with_the_last() {
     until("the stream ends", async || core::Store::figures(&*server.engine).watchers == 0).await;
     let _again = first.discover("stock").await.unwrap();
     assert_eq!(proxy.seen("GET", "/watch").len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_services_of_a_namespace_share_a_stream() {
+    let server = Server::start().await;
+    put(&server, 1, 1, "UP").await;
+    let proxy = Proxy::before(server.address).await;
+    let shop = Cosky::connect(proxy.url()).await.unwrap().namespace(NS).unwrap();
+    let stock = shop.discover("stock").await.unwrap();
+    let mut tax = shop.discover("tax").await.unwrap();
+    until("the old stream ends", async || core::Store::figures(&*server.engine).watchers == 1).await;
+    let new = Registration::new(ServiceId::new("tax").unwrap(), "http", "10.0.0.6", 7).unwrap();
+    server.engine.register(&namespace(), &new).await.unwrap();
+    shows(&mut tax, &[7]).await;
+    assert_eq!((ports(&stock), stock.state()), (vec![1], StoreState::Live));
+    assert_eq!(proxy.seen("GET", "/watch").len(), 2, "the first one, and the wider one after it");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn typed_changes_begin_with_what_is_there() {
+    let server = Server::start().await;
+    put(&server, 1, 1, "UP").await;
+    let shop = server.cosky().await.namespace(NS).unwrap();
+    let stock = shop.discover("stock").await.unwrap();
+    let mut changes = stock.changes();
+    let first = changes.next().await;
+    assert!(matches!(&first, ViewChange::Added(new) if new.port().get() == 1), "{first:?}");
+    assert_eq!(changes.next().await, ViewChange::State(StoreState::Live));
+    put(&server, 1, 9, "UP").await;
+    let next = changes.next().await;
+    let ViewChange::Updated { old, new } = &next else { panic!("{next:?}") };
+    assert_eq!((old.weight().get(), new.weight().get()), (1, 9));
+    remove(&server, 1).await;
+    let next = changes.next().await;
+    assert!(matches!(&next, ViewChange::Removed(old) if old.port().get() == 1), "{next:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_view_that_started_empty_says_when_it_is_ready() {
+    let shop = Cosky::connect(nobody().await).lazy().await.unwrap().namespace(NS).unwrap();
+    let mut view = shop.discover("stock").start_empty().await.unwrap();
+    assert_eq!((view.snapshot().len(), view.state()), (0, StoreState::Stale));
+    let error = view.ready(Duration::from_millis(300)).await.unwrap_err();
+    assert!(error.is_unavailable(), "{error}");
+    let server = Server::start().await;
+    put(&server, 1, 1, "UP").await;
+    let shop = server.connect().lazy().await.unwrap().namespace(NS).unwrap();
+    let mut view = shop.discover("stock").start_empty().await.unwrap();
+    view.ready(support::PATIENCE).await.unwrap();
+    assert_eq!((ports(&view), view.state()), (vec![1], StoreState::Live));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_looked_up_without_a_view() {
+    let server = Server::start().await;
+    put(&server, 1, 1, "UP").await;
+    let proxy = Proxy::before(server.address).await;
+    let shop = Cosky::connect(proxy.url()).await.unwrap().namespace(NS).unwrap();
+    for _ in 0..50 {
+        let read = shop.instances("stock").await.unwrap();
+        assert_eq!((read.value.len(), read.state, read.age), (1, StoreState::Live, Duration::ZERO));
+    }
+    put(&server, 2, 1, "UP").await;
+    until("the change", async || shop.instances("stock").await.unwrap().value.len() == 2).await;
+    let id = "stock@http#10.0.0.5#2";
+    assert_eq!(shop.instance("stock", id).await.unwrap().unwrap().port().get(), 2);
+    assert_eq!(proxy.seen("GET", "/instances").len(), 0, "memory knew it all");
+    assert!(shop.instance("stock", "stock@http#10.0.0.5#9").await.unwrap().is_none());
+    assert!(shop.instances("missing").await.unwrap().value.is_empty());
+    assert!(matches!(
+        shop.instances("a@b").await.unwrap_err(),
+        Error::Registry(core::Error::InvalidArgument { .. })
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
