@@ -62,6 +62,7 @@ struct Case {
 #[derive(Default)]
 struct Seen {
     since: Duration,
+    looked: Duration,
     /// The state of the store that was shown last, by its number.
     last: usize,
     epoch: Option<u64>,
@@ -103,6 +104,12 @@ impl Judge {
     /// A cache is disturbed until `end`, in a way that it can notice.
     pub(crate) fn disturbed(&self, cache: usize, end: Duration) {
         let mut case = self.lock();
+        case.follow();
+        let now = case.sim.now();
+        if case.misled(cache, now) {
+            // Nothing can be compared meanwhile.
+            case.mishap[cache] = case.mishap[cache].max(Some(end));
+        }
         case.disturbed[cache] = case.disturbed[cache].max(end);
     }
 
@@ -193,7 +200,8 @@ impl Case {
     fn judge(&mut self, eye: &Eye, seen: &mut Seen, shown: &Shown, now: Duration) {
         let epoch = shown.index.map(|index| index.epoch);
         let moved = seen.epoch != epoch;
-        let elsewhere = self.several && moved;
+        // Another server may not know yet what the last one told. But one that says so itself is not to be followed.
+        let elsewhere = self.several && moved && shown.state != StoreState::Stale;
         let misled = self.misled(eye.cache, now);
         if seen.losses != self.history.losses {
             (seen.losses, seen.let_go) = (self.history.losses, BTreeMap::new());
@@ -203,8 +211,9 @@ impl Case {
         seen.mixed = match shown.state {
             StoreState::Live => false,
             StoreState::Protected if self.history.restarted_at.is_some() => true,
-            _ => seen.mixed,
+            _ => seen.mixed || self.history.restarted_at.is_some_and(|at| at >= seen.looked),
         };
+        seen.looked = now;
         self.stays_in_history(eye, seen, shown, (elsewhere, misled, now));
         // P1: what is in the store, and was shown, is shown.
         for (id, before) in seen.shown.iter().filter(|(id, _)| !content.contains_key(*id)) {
@@ -241,7 +250,8 @@ impl Case {
             return;
         }
         let first = if elsewhere { 0 } else { seen.last };
-        match self.history.find(&eye.service, digest(shown), first, now.saturating_sub(UNDER_WAY * 2)) {
+        let since = if elsewhere { now.saturating_sub(UNDER_WAY) } else { Duration::ZERO };
+        match self.history.find(&eye.service, digest(shown), first, since) {
             Some(at) => seen.last = at,
             None => {
                 let reason = match self.history.find(&eye.service, digest(shown), 0, Duration::ZERO) {
