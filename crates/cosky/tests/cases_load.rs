@@ -160,6 +160,21 @@ async fn give_up(server: SocketAddr, at: usize, index: Arc<str>) {
     }
 }
 
+/// Until no watch and no long poll is open, for a minute.
+async fn idle(client: &reqwest::Client, url: &str) {
+    let start = Instant::now();
+    loop {
+        let now = metrics(client, url).await;
+        let open = ["cosky_watchers", "cosky_store_watchers", "cosky_long_polls"];
+        let open = open.map(|name| *now.get(name).expect("there is such a metric"));
+        if open == [0.0; 3] {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "still open: {open:?}");
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
 /// Until `now` is within 5 % of the base, for a minute.
 async fn back_to(base: Process, what: &str, now: impl Fn() -> Process) {
     let start = Instant::now();
@@ -190,25 +205,12 @@ async fn c48_watches_that_are_given_up_leave_nothing() {
         let index = index.clone();
         stream::iter(range).for_each_concurrent(TOGETHER, move |at| give_up(address, at, index.clone()))
     };
-    let idle = async || {
-        let start = Instant::now();
-        loop {
-            let now = metrics(&client, server.url()).await;
-            let open = ["cosky_watchers ", "cosky_long_polls ", "cosky_store_watchers "]
-                .map(|n| sum(&now, n.trim()));
-            if open[0] == 0.0 && open[1] == 0.0 {
-                return;
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "still open: {open:?}");
-            sleep(Duration::from_millis(200)).await;
-        }
-    };
     // What a server needs once and keeps: buffers, the memory of its allocator.
     many(0..4000).await;
-    idle().await;
+    idle(&client, server.url()).await;
     let base = Process::of(pid);
     many(4000..24_000).await;
-    idle().await;
+    idle(&client, server.url()).await;
     back_to(base, "the server", || Process::of(pid)).await;
     sound(&server);
 }
@@ -224,7 +226,6 @@ async fn c48_views_that_are_given_up_leave_nothing() {
     back_to(base[0], "the client", || Process::of(churn.pid())).await;
     back_to(base[1], "the server", || Process::of(server.pid())).await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let now = metrics(&client, server.url()).await;
-    assert_eq!(sum(&now, "cosky_watchers"), 0.0, "{now:?}");
+    idle(&client, server.url()).await;
     sound(&server);
 }
