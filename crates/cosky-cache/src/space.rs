@@ -39,6 +39,8 @@ pub(crate) struct Space<K: Kind> {
     /// Why nothing can be followed, while nothing can.
     error: Option<Error>,
     store: Option<StoreId>,
+    /// It was restarted in order, so that what it has is all there is, though it says that it is protected.
+    intact: bool,
     protection: Protection,
     asks_at_deadline: bool,
     to_load: Vec<K::Name>,
@@ -83,6 +85,7 @@ impl<K: Kind> Space<K> {
             server: StoreState::Live,
             error: None,
             store: None,
+            intact: false,
             protection,
             asks_at_deadline,
             to_load: Vec::new(),
@@ -309,7 +312,7 @@ impl<K: Kind> Space<K> {
             return Verdict::Refuse(Error::unavailable("the server itself is cut off from its store"));
         }
         self.meet(snapshot.store, now);
-        if snapshot.state == StoreState::Protected {
+        if snapshot.state == StoreState::Protected && !self.intact {
             let turn = self.protection.registry_says(true, now.clock);
             self.turn(turn);
         }
@@ -337,11 +340,18 @@ impl<K: Kind> Space<K> {
 
     /// Compares whose data this is with whose it was.
     fn meet(&mut self, store: Option<StoreId>, now: Now) {
-        let Some(store) = store else { return };
-        let before = self.store.replace(store);
-        if before.is_some_and(|before| !store.follows(before)) {
+        let before = self.store;
+        self.store = store.or(before);
+        let (Some(store), Some(before)) = (store, before) else {
+            self.intact = false;
+            return;
+        };
+        if !store.follows(before) {
+            self.intact = false;
             let turn = self.protection.incident(now.clock, true);
             self.turn(turn);
+        } else if store != before {
+            self.intact = true;
         }
     }
 
@@ -351,7 +361,9 @@ impl<K: Kind> Space<K> {
         self.server = state;
         if state != StoreState::Stale {
             self.protection.back(now.clock);
-            let turn = self.protection.registry_says(state == StoreState::Protected, now.clock);
+            self.intact &= state == StoreState::Protected;
+            let protected = state == StoreState::Protected && !self.intact;
+            let turn = self.protection.registry_says(protected, now.clock);
             self.turn(turn);
         }
         if before != (state, false) {

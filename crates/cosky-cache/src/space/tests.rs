@@ -369,6 +369,26 @@ fn what_a_protected_registry_lacks_goes_when_it_says_that_it_is_live() {
 }
 
 #[test]
+fn what_a_store_that_was_restarted_in_order_lacks_goes_at_once() {
+    let store = |opened| Some(StoreId { id: 5, opened, opening: opened });
+    let mut play = Play::new();
+    play.want("a");
+    play.space.opened(Scope::All, false);
+    play.good(&snapshot_of(at(1, 1), &[("a", &[1, 2, 3])], StoreState::Live, store(8)));
+    play.lose();
+    play.space.opened(Scope::All, true);
+    play.good(&snapshot_of(at(2, 1), &[("a", &[2, 3])], StoreState::Protected, store(9)));
+    assert_eq!((play.ports("a"), play.state()), (vec![2, 3], StoreState::Protected));
+    play.good(&event(at(2, 2), InstanceOp::Expired, &instance("a", 2)));
+    assert_eq!(play.ports("a"), [3], "it had a whole life since the start");
+    play.good(&Arc::new(Change::new(at(2, 3), Event::State(StoreState::Live))));
+    assert_eq!((play.ports("a"), play.state()), (vec![3], StoreState::Live));
+    play.good(&Arc::new(Change::new(at(2, 4), Event::State(StoreState::Protected))));
+    play.good(&event(at(2, 5), InstanceOp::Expired, &instance("a", 3)));
+    assert_eq!(play.ports("a"), [3], "something else has happened to it since");
+}
+
+#[test]
 fn protection_does_not_end_while_nobody_tells_what_is_there() {
     let mut play = Play::following(&[1, 2]);
     play.space.incident(play.now());
