@@ -309,7 +309,7 @@ impl Transport {
         }
         if version_of(response.headers()).is_some_and(|version| version < version::OLDEST) {
             let missing = format!("at least version {} is needed", version::OLDEST);
-            let error = too_old(address, response.headers(), missing);
+            let error = done_perhaps(too_old(address, response.headers(), missing), call);
             return Err(Failure { error, perhaps_applied: !call.is_read(), blame: true, retry_after: None });
         }
         let headers = std::mem::take(response.headers_mut());
@@ -360,6 +360,16 @@ fn unavailable(call: &Call, reason: String, source: Option<reqwest::Error>) -> E
     Error::Unavailable { reason, maybe_applied: !call.is_read(), source }
 }
 
+/// The same error of a write that the server may have done, whatever this client thinks of the server.
+fn done_perhaps(error: Error, call: &Call) -> Error {
+    match error {
+        Error::Unavailable { reason, source, .. } => {
+            Error::Unavailable { reason, source, maybe_applied: !call.is_read() }
+        }
+        other => other,
+    }
+}
+
 /// The same error of what leaves nothing behind of which one could not know: a read, or a call that was not even sent.
 pub(crate) fn settled(error: Error) -> Error {
     match error {
@@ -403,13 +413,12 @@ fn stranger(call: &Call, address: &str, greeting: Option<Greeting>) -> Failure {
             blame: true,
             retry_after: None,
         },
-        _ => Failure {
-            error: NotCosky { address: address.to_owned(), status: status.as_u16(), jvm }.into(),
+        _ => {
+            let error = NotCosky { address: address.to_owned(), status: status.as_u16(), jvm }.into();
             // The JVM's server has the same REST API, and may have done what it was told.
-            perhaps_applied: jvm && !call.is_read(),
-            blame: true,
-            retry_after: None,
-        },
+            let error = if jvm { done_perhaps(error, call) } else { error };
+            Failure { error, perhaps_applied: jvm && !call.is_read(), blame: true, retry_after: None }
+        }
     }
 }
 

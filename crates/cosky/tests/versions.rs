@@ -71,12 +71,20 @@ async fn a_server_of_the_jvm_is_told_by_name() {
 
 /// P7: what has the same REST API may have done what it was told.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_that_a_server_of_the_jvm_took_is_not_repeated_elsewhere() {
-    let answer = |_: &str| Reply::new(200, "CoSec-Request-Id: 0197c1\r\n", "true");
-    let (one, other) = (Script::play(answer).await, Script::play(answer).await);
-    let registry = Cosky::connect([one.url.as_str(), &other.url]).lazy().await.unwrap().registry();
-    registry.add_namespace(&namespace()).await.unwrap_err();
-    assert_eq!(one.seen("PUT").len() + other.seen("PUT").len(), 1);
+async fn a_write_that_another_kind_of_server_may_have_done_is_told_so_and_not_repeated() {
+    let jvm = |_: &str| Reply::new(200, "CoSec-Request-Id: 0197c1\r\n", "true");
+    let old = |_: &str| Reply::cosky("0.0.9", 200, "true");
+    for (one, other) in [
+        (Script::play(jvm).await, Script::play(jvm).await),
+        (Script::play(old).await, Script::play(old).await),
+    ] {
+        let registry = Cosky::connect([one.url.as_str(), &other.url]).lazy().await.unwrap().registry();
+        let error = registry.add_namespace(&namespace()).await.unwrap_err();
+        assert!(matches!(error, core::Error::Unavailable { maybe_applied: true, .. }), "{error:?}");
+        assert_eq!(one.seen("PUT").len() + other.seen("PUT").len(), 1);
+        let error = registry.namespaces().await.unwrap_err();
+        assert!(matches!(error, core::Error::Unavailable { maybe_applied: false, .. }), "{error:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
