@@ -14,11 +14,13 @@ pub(crate) struct History {
     /// How many things of the simulation's past are in it.
     known: usize,
     services: BTreeMap<ServiceId, Vec<State>>,
-    numbers: BTreeMap<ServiceId, BTreeMap<InstanceId, u64>>,
+    held: BTreeMap<ServiceId, BTreeMap<InstanceId, ServiceInstance>>,
     /// Since which version each instance is in the store without a gap, and since when.
     pub(crate) steady: BTreeMap<InstanceId, (u64, Duration)>,
     /// How often data were lost.
     pub(crate) losses: usize,
+    /// What a loss of data took with it and nobody has brought back: which version of it, and when.
+    pub(crate) lost: BTreeMap<InstanceId, (u64, Duration)>,
     /// When the store was restarted last: since then, views may show what protection keeps.
     pub(crate) restarted_at: Option<Duration>,
 }
@@ -40,14 +42,15 @@ impl History {
             }
             match what {
                 What::Happened(_, Event::Instance { service, id, instance, .. }) => {
-                    let numbers = self.numbers.entry(service.clone()).or_default();
+                    self.lost.remove(&id);
+                    let held = self.held.entry(service.clone()).or_default();
                     match instance {
                         Some(instance) => {
-                            numbers.insert(id.clone(), of_instance(&instance));
+                            held.insert(id.clone(), instance.clone());
                             self.steady.entry(id).or_insert((version(&instance), at));
                         }
                         None => {
-                            numbers.remove(&id);
+                            held.remove(&id);
                             self.steady.remove(&id);
                         }
                     }
@@ -55,16 +58,23 @@ impl History {
                 }
                 What::Restarted(restart) if restart != Restart::Kept => {
                     self.losses += 1;
-                    let services: Vec<_> = self.numbers.keys().cloned().collect();
+                    let services: Vec<_> = self.held.keys().cloned().collect();
                     for service in services {
-                        let held = sim.truth(namespace, &service);
-                        let numbers = self.numbers.entry(service.clone()).or_default();
-                        for id in numbers.keys().filter(|id| !held.iter().any(|held| held.id() == *id)) {
-                            self.steady.remove(id);
+                        let left: BTreeMap<_, _> = sim
+                            .truth(namespace, &service)
+                            .into_iter()
+                            .map(|instance| (instance.id().clone(), instance))
+                            .collect();
+                        for (id, instance) in
+                            self.held.insert(service.clone(), left.clone()).unwrap_or_default()
+                        {
+                            if !left.contains_key(&id) && instance.is_ephemeral() {
+                                self.lost.insert(id.clone(), (version(&instance), at));
+                            }
+                            self.steady.remove(&id);
                         }
-                        *numbers = held.iter().map(|held| (held.id().clone(), of_instance(held))).collect();
-                        for held in &held {
-                            self.steady.insert(held.id().clone(), (version(held), at));
+                        for (id, instance) in left {
+                            self.steady.insert(id, (version(&instance), at));
                         }
                         self.note(&service, at);
                     }
@@ -76,7 +86,7 @@ impl History {
 
     fn note(&mut self, service: &ServiceId, at: Duration) {
         let mut digest = Digest::default();
-        self.numbers[service].values().for_each(|number| digest.add(*number));
+        self.held[service].values().for_each(|instance| digest.add(of_instance(instance)));
         let states = self.services.entry(service.clone()).or_default();
         states.push(State { from: at, digest: digest.get() });
     }

@@ -22,6 +22,8 @@ use crate::{
 const NOTICED: Duration = Duration::from_secs(5);
 /// And after one that could not.
 const UNNOTICED: Duration = Duration::from_secs(30);
+/// The shortest protection: five thirds of the shortest TTL.
+const SHORTEST_WINDOW: Duration = Duration::from_secs(5);
 /// The longest that anything is under way: what came from another server may be as old.
 const UNDER_WAY: Duration = Duration::from_secs(45);
 
@@ -222,6 +224,15 @@ impl Case {
                 self.wrong(eye, shown, &format!("{id}/{before} is in the store and has left the view"));
             }
         }
+        // P5: a loss of data takes nothing out of a view until those who beat had the time to come back.
+        for (id, before) in seen.shown.iter().filter(|(id, _)| !content.contains_key(*id)) {
+            let lost = self.history.lost.get(id);
+            let early = lost.is_some_and(|(version, at)| before <= version && now < *at + SHORTEST_WINDOW);
+            // A name that is only looked up may be forgotten in between.
+            if early && eye.number > 0 && !misled {
+                self.wrong(eye, shown, &format!("{id}/{before} was lost by the store and has left the view"));
+            }
+        }
         // P3: what was deregistered and has left does not come back, unless another server has not heard of it yet.
         if elsewhere {
             seen.let_go.retain(|id, _| !content.contains_key(id));
@@ -232,8 +243,10 @@ impl Case {
                 self.wrong(eye, shown, &format!("{id}/{version} was deregistered and is back"));
             }
         }
-        let left = seen.shown.iter().filter(|(id, _)| !content.contains_key(*id));
-        seen.let_go.extend(left.map(|(id, version)| (id.clone(), *version)));
+        if !elsewhere {
+            let left = seen.shown.iter().filter(|(id, _)| !content.contains_key(*id));
+            seen.let_go.extend(left.map(|(id, version)| (id.clone(), *version)));
+        }
         (seen.shown, seen.epoch) = (content, epoch);
     }
 
