@@ -28,6 +28,8 @@ pub(crate) struct Desk {
     state: Mutex<State>,
     /// Answers to single questions wait while this is set.
     pub(crate) holds_loads: AtomicBool,
+    /// And watches while this is.
+    pub(crate) holds_watches: AtomicBool,
     released: Notify,
 }
 
@@ -46,6 +48,8 @@ pub(crate) struct State {
     pub(crate) refuses_digest: Option<Error>,
     /// Changes are not told.
     pub(crate) mute: bool,
+    /// Those that were not.
+    untold: Vec<Arc<Change>>,
     /// Every question, in words.
     pub(crate) asked: Vec<String>,
 }
@@ -112,11 +116,21 @@ impl Desk {
     pub(crate) fn tell_state(&self, says: StoreState) {
         let mut state = self.state();
         state.says = Some(says);
-        state.tell(Event::State(says), |_| true);
+        state.tell(Event::State(says));
     }
 
-    pub(crate) fn answer_loads(&self) {
+    /// Tells late what was not told.
+    pub(crate) fn speak(&self) {
+        let mut state = self.state();
+        state.mute = false;
+        for change in std::mem::take(&mut state.untold) {
+            state.spread(&change);
+        }
+    }
+
+    pub(crate) fn answer(&self) {
         self.holds_loads.store(false, Ordering::SeqCst);
+        self.holds_watches.store(false, Ordering::SeqCst);
         self.released.notify_waiters();
     }
 
@@ -157,19 +171,23 @@ impl State {
         let gone = matches!(op, InstanceOp::Deregister | InstanceOp::Expired);
         let (service, id) = (item.service().clone(), item.id().clone());
         let instance = (!gone).then(|| item.clone());
-        self.tell(Event::Instance { op, service: service.clone(), id, instance }, |scope| {
-            scope.covers(&service)
-        });
+        self.tell(Event::Instance { op, service, id, instance });
     }
 
-    fn tell(&mut self, event: Event, concerns: impl Fn(&Scope) -> bool) {
+    fn tell(&mut self, event: Event) {
         self.sequence += 1;
         let change = Arc::new(Change::new(self.index(), event));
         self.log.push(change.clone());
-        if !self.mute {
-            self.watchers
-                .retain(|(scope, watcher)| !concerns(scope) || watcher.send(Ok(change.clone())).is_ok());
+        if self.mute {
+            self.untold.push(change);
+        } else {
+            self.spread(&change);
         }
+    }
+
+    fn spread(&mut self, change: &Arc<Change>) {
+        let concerns = |scope: &Scope| change.event.service().is_none_or(|service| scope.covers(service));
+        self.watchers.retain(|(scope, watcher)| !concerns(scope) || watcher.send(Ok(change.clone())).is_ok());
     }
 }
 
@@ -215,6 +233,9 @@ impl Registry for Desk {
             Scope::Services(services) => services.iter().map(|s| s.as_str()).collect::<Vec<_>>().join(" "),
         };
         self.ask(format!("watch {names}{}", if from.is_some() { " from" } else { "" }));
+        while self.holds_watches.load(Ordering::SeqCst) {
+            self.released.notified().await;
+        }
         let mut state = self.state();
         if let Some(error) = &state.refuses_watch {
             return Err(error.clone());

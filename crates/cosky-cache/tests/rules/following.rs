@@ -43,9 +43,28 @@ async fn what_happens_while_a_new_name_is_asked_for_is_not_lost() {
     scene.desk.put("a", 7);
     until("the change of a", || ports(&a) == [7]).await;
     assert!(!b.shown().known);
-    scene.desk.answer_loads();
+    scene.desk.answer();
     b.ready(PATIENCE).await.unwrap();
     assert_eq!(ports(&b), [2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_comes_while_a_wider_stream_is_asked_for_is_not_forgotten() {
+    let scene = Scene::new();
+    let mut a = scene.view("a").await;
+    sleep(s(1)).await;
+    scene.desk.holds_watches.store(true, Ordering::SeqCst);
+    let mut b = scene.empty_view("b");
+    until("b is asked for", || scene.desk.asked("watch a b from") == 1).await;
+    let mut c = scene.empty_view("c");
+    scene.desk.put("a", 1);
+    a.changed().await;
+    assert_eq!(ports(&a), [1], "the old stream goes on");
+    sleep(s(1)).await;
+    assert_eq!(scene.desk.asked("watch"), 2, "one question at a time");
+    scene.desk.answer();
+    b.ready(PATIENCE).await.unwrap();
+    c.ready(PATIENCE).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -250,6 +269,36 @@ async fn a_change_that_was_never_told_is_found_by_its_digest_within_thirty_secon
     assert_eq!((figures.digests_differed, figures.resyncs), (1, 1));
     sleep(s(70)).await;
     assert_eq!(scene.cache.figures().resyncs, 1, "and once is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_difference_at_the_same_place_is_believed_at_once() {
+    let scene = Scene::new();
+    scene.desk.put("a", 1);
+    let view = scene.view("a").await;
+    scene.desk.state().lists.get_mut(&service("a")).unwrap().remove(&1);
+    sleep(s(30)).await;
+    assert_eq!((ports(&view), scene.cache.figures().resyncs), (vec![], 1));
+    assert_eq!(scene.desk.asked("digest"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_is_under_way_is_no_difference() {
+    let scene = Scene::new();
+    scene.desk.put("a", 1);
+    let view = scene.view("a").await;
+    scene.desk.state().mute = true;
+    scene.desk.put("a", 2);
+    // In steps, since the question comes by chance.
+    while scene.desk.asked("digest") == 0 {
+        sleep(Duration::from_millis(10)).await;
+    }
+    sleep(Duration::from_millis(500)).await;
+    scene.desk.speak();
+    sleep(s(60)).await;
+    assert_eq!(ports(&view), [1, 2]);
+    let figures = scene.cache.figures();
+    assert_eq!((figures.digests_differed, figures.resyncs), (0, 0));
 }
 
 #[tokio::test(start_paused = true)]
