@@ -1,6 +1,8 @@
 //! P1 in virtual time: a thousand instances that beat, over ten of their TTLs, are never absent in any view, whatever the
 //! readers' wall clocks show and however often they are set. And when the beats stop, all of them leave.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::{
     sync::{
         Arc,

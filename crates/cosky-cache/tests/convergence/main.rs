@@ -47,6 +47,13 @@ fn views_converge_4() {
     all(1_500..2_000);
 }
 
+/// In these, a cache that asks at the end of each life asked for one service eighty times in a quarter of a second, as long
+/// as the store had not got round to what was over.
+#[test]
+fn seeds_that_once_failed() {
+    all([61, 256, 367]);
+}
+
 #[test]
 fn a_seed_always_plays_the_same() {
     for seed in 0..20 {

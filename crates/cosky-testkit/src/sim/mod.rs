@@ -11,6 +11,7 @@
 mod clock;
 mod link;
 mod pipe;
+mod registry;
 mod server;
 mod store;
 #[cfg(test)]
