@@ -58,7 +58,7 @@ async fn a_name_that_comes_while_a_wider_stream_is_asked_for_is_not_forgotten() 
     until("b is asked for", || scene.desk.asked("watch a b from") == 1).await;
     let mut c = scene.empty_view("c");
     scene.desk.put("a", 1);
-    a.changed().await;
+    soon(a.changed()).await;
     assert_eq!(ports(&a), [1], "the old stream goes on");
     sleep(s(1)).await;
     assert_eq!(scene.desk.asked("watch"), 2, "one question at a time");
@@ -119,7 +119,7 @@ async fn views_outlive_the_cache_and_the_tasks_end_with_the_last() {
     drop(cache);
     view.ready(PATIENCE).await.unwrap();
     desk.put("a", 1);
-    view.changed().await;
+    soon(view.changed()).await;
     assert_eq!(ports(&view), [1]);
     let reader = view.reader();
     drop(view);
@@ -169,7 +169,7 @@ async fn streams_that_end_well_leave_no_gap() {
     sleep(s(5)).await;
     scene.desk.end();
     scene.desk.put("a", 1);
-    view.changed().await;
+    soon(view.changed()).await;
     assert_eq!((ports(&view), view.state()), (vec![1], StoreState::Live));
     sleep(s(5)).await;
     scene.desk.tell_state(StoreState::Draining);
@@ -289,10 +289,8 @@ async fn a_change_that_is_under_way_is_no_difference() {
     let view = scene.view("a").await;
     scene.desk.state().mute = true;
     scene.desk.put("a", 2);
-    // In steps, since the question comes by chance.
-    while scene.desk.asked("digest") == 0 {
-        sleep(Duration::from_millis(10)).await;
-    }
+    sleep(s(20)).await;
+    until("the digest is asked for", || scene.desk.asked("digest") == 1).await;
     sleep(Duration::from_millis(500)).await;
     scene.desk.speak();
     sleep(s(60)).await;

@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 use cosky_cache::{Cache, Options, View};
 use cosky_core::{Namespace, ServiceId};
 use desk::{Desk, VirtualClock};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 /// How long a test waits, in virtual time.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -58,6 +58,11 @@ fn service(name: &str) -> ServiceId {
 
 fn ports(view: &View) -> Vec<u32> {
     view.snapshot().iter().map(|instance| instance.port().get()).collect()
+}
+
+/// What comes, which must be within a minute of virtual time.
+async fn soon<T>(what: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(60), what).await.expect("it comes within a minute")
 }
 
 /// Waits until `holds`; the time that it took.

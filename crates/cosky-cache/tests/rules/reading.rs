@@ -33,8 +33,8 @@ async fn changes_are_told_once_and_silence_is_kept() {
     let mut reader = view.reader();
     assert!(timeout(Duration::from_secs(300), view.changed()).await.is_err());
     scene.desk.put("a", 1);
-    view.changed().await;
-    clone.changed().await;
+    soon(view.changed()).await;
+    soon(clone.changed()).await;
     assert_eq!((ports(&view), reader.instances().len()), (vec![1], 1));
     assert!(timeout(Duration::from_secs(300), view.changed()).await.is_err());
 }
@@ -54,22 +54,23 @@ async fn typed_changes_add_up_to_what_is_shown() {
         ViewChange::State(state) => state.as_str().to_owned(),
         _ => panic!("no other kind is made"),
     };
-    assert_eq!([id(changes.next().await), id(changes.next().await)], ["+1", "live"]);
+    assert_eq!([id(soon(changes.next()).await), id(soon(changes.next()).await)], ["+1", "live"]);
     scene.desk.put("a", 2);
     scene.desk.put("a", 3);
     scene.desk.put_with("a", 2, InstanceOp::SetMetadata, &[("zone", "z1")]);
     scene.desk.remove("a", 1, InstanceOp::Deregister);
     until("all are shown", || ports(&view) == [2, 3]).await;
-    let told = [id(changes.next().await), id(changes.next().await), id(changes.next().await)];
+    let told =
+        [id(soon(changes.next()).await), id(soon(changes.next()).await), id(soon(changes.next()).await)];
     assert_eq!(told, ["-1", "+2", "+3"], "what came together is told together");
     scene.desk.put_with("a", 3, InstanceOp::SetMetadata, &[("zone", "z1")]);
-    assert_eq!(id(changes.next().await), "3:0→1");
+    assert_eq!(id(soon(changes.next()).await), "3:0→1");
     scene.desk.cut();
-    assert_eq!(id(changes.next().await), "stale");
-    assert_eq!(id(changes.next().await), "live");
+    assert_eq!(id(soon(changes.next()).await), "stale");
+    assert_eq!(id(soon(changes.next()).await), "live");
     // A second one begins with everything.
     let mut others = view.changes();
-    assert_eq!([id(others.next().await), id(others.next().await)], ["+2", "+3"]);
+    assert_eq!([id(soon(others.next()).await), id(soon(others.next()).await)], ["+2", "+3"]);
     assert!(timeout(Duration::from_secs(300), changes.next()).await.is_err());
     assert_eq!(view.state(), StoreState::Live);
 }
