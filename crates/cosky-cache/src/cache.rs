@@ -62,7 +62,18 @@ impl Cache {
 
     /// What is cached of a service, without waiting; `None` when nothing is. Nearly as quick as a look into a map.
     pub fn known(&self, namespace: &Namespace, service: &ServiceId) -> Option<Arc<Shown>> {
-        self.life.0.known(namespace, service)
+        self.read(namespace, service, Arc::clone)
+    }
+
+    /// What `read` makes of what is cached of a service, without waiting or copying; `None` when nothing is. As quick as a
+    /// look into a map. `read` must return quickly: what is shown meanwhile is kept in memory for it.
+    pub fn read<T>(
+        &self,
+        namespace: &Namespace,
+        service: &ServiceId,
+        read: impl FnOnce(&Arc<Shown>) -> T,
+    ) -> Option<T> {
+        self.life.0.read(namespace, service, read)
     }
 
     /// One instance: the cached one, else the registry is asked. Nothing is kept of one that does not exist.
@@ -75,11 +86,11 @@ impl Cache {
         service: &ServiceId,
         id: &str,
     ) -> Result<Option<ServiceInstance>> {
-        let cached = self.known(namespace, service).and_then(|shown| {
+        let cached = self.read(namespace, service, |shown| {
             let at = shown.instances.binary_search_by(|instance| instance.id().as_str().cmp(id)).ok()?;
             Some(shown.instances[at].clone())
         });
-        match cached {
+        match cached.flatten() {
             Some(instance) => Ok(Some(instance)),
             None => Ok(self.life.0.registry.instance(namespace, service, id).await?.value),
         }

@@ -48,9 +48,9 @@ impl<K: Kind> Entry<K> {
         }
     }
 
-    /// Shows something new, and wakes those who wait for it.
-    pub(crate) fn show(&self, shown: Shown<K::Content>) {
-        self.shown.store(Arc::new(shown));
+    /// Shows something new, and wakes those who wait for it. For [`crate::shelf::Shelf::show`] alone.
+    pub(crate) fn show(&self, shown: Arc<Shown<K::Content>>) {
+        self.shown.store(shown);
         self.changed.notify_waiters();
     }
 

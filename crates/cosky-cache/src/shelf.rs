@@ -27,7 +27,7 @@ pub(crate) struct Shelf<K: Kind> {
     pub(crate) registry: Arc<dyn Registry>,
     pub(crate) options: Options,
     runtime: Handle,
-    entries: papaya::HashMap<Key<K>, Arc<Entry<K>>, RandomState>,
+    entries: papaya::HashMap<Key<K>, Slot<K>, RandomState>,
     /// Entries come and go under this lock only.
     spaces: Mutex<HashMap<Namespace, Kept<K>>>,
     pub(crate) counters: Counters,
@@ -35,6 +35,12 @@ pub(crate) struct Shelf<K: Kind> {
 
 /// A name, and what is known of it.
 pub(crate) type Listed<K> = (Namespace, <K as Kind>::Name, Arc<Shown<<K as Kind>::Content>>);
+
+/// An entry, and what is shown of it once more: a look-up by name finds it without another step.
+struct Slot<K: Kind> {
+    entry: Arc<Entry<K>>,
+    shown: Arc<Shown<K::Content>>,
+}
 
 /// The task that keeps one namespace.
 struct Kept<K: Kind> {
@@ -80,21 +86,37 @@ impl<K: Kind> Shelf<K> {
         }
     }
 
-    /// What is shown of a name that is cached.
-    pub(crate) fn known(&self, namespace: &Namespace, name: &K::Name) -> Option<Arc<Shown<K::Content>>> {
+    /// What `read` makes of what is shown of a name that is cached and known.
+    pub(crate) fn read<T>(
+        &self,
+        namespace: &Namespace,
+        name: &K::Name,
+        read: impl FnOnce(&Arc<Shown<K::Content>>) -> T,
+    ) -> Option<T> {
         let entries = self.entries.pin();
-        let entry = entries.get(&Asked::<K> { namespace, name })?;
-        entry.touch();
-        let shown = entry.load_full();
-        shown.known.then_some(shown)
+        let slot = entries.get(&Asked::<K> { namespace, name })?;
+        slot.entry.touch();
+        slot.shown.known.then(|| read(&slot.shown))
+    }
+
+    /// Shows something new of an entry, to its views and to look-ups.
+    pub(crate) fn show(&self, namespace: &Namespace, entry: &Arc<Entry<K>>, shown: Shown<K::Content>) {
+        let shown = Arc::new(shown);
+        // An entry that was taken out meanwhile has no slot, and gets none.
+        let key = Key { namespace: namespace.clone(), name: entry.name.clone() };
+        self.entries.pin().update(key, |slot| Slot {
+            entry: slot.entry.clone(),
+            shown: if Arc::ptr_eq(&slot.entry, entry) { shown.clone() } else { slot.shown.clone() },
+        });
+        entry.show(shown);
     }
 
     /// Everything that is known.
     pub(crate) fn all(&self) -> Vec<Listed<K>> {
         let entries = self.entries.pin();
-        let known = |(key, entry): (&Key<K>, &Arc<Entry<K>>)| {
-            let shown = entry.load_full();
-            shown.known.then(|| (key.namespace.clone(), key.name.clone(), shown))
+        let known = |(key, slot): (&Key<K>, &Slot<K>)| {
+            let shown = &slot.shown;
+            shown.known.then(|| (key.namespace.clone(), key.name.clone(), shown.clone()))
         };
         entries.iter().filter_map(known).collect()
     }
@@ -106,9 +128,9 @@ impl<K: Kind> Shelf<K> {
     pub(crate) fn hold(self: &Arc<Self>, namespace: &Namespace, name: &K::Name) -> Result<Arc<Entry<K>>> {
         let mut spaces = self.lock();
         let entries = self.entries.pin();
-        if let Some(entry) = entries.get(&Asked::<K> { namespace, name }) {
-            entry.hold();
-            return Ok(entry.clone());
+        if let Some(slot) = entries.get(&Asked::<K> { namespace, name }) {
+            slot.entry.hold();
+            return Ok(slot.entry.clone());
         }
         let limit = self.options.entries;
         if self.counters.entries.load(Ordering::Relaxed) >= limit as u64 {
@@ -121,7 +143,8 @@ impl<K: Kind> Shelf<K> {
         };
         let entry = Arc::new(Entry::new(name.clone(), inbox.clone()));
         entry.hold();
-        entries.insert(Key { namespace: namespace.clone(), name: name.clone() }, entry.clone());
+        let slot = Slot { entry: entry.clone(), shown: entry.load_full() };
+        entries.insert(Key { namespace: namespace.clone(), name: name.clone() }, slot);
         inbox.want(entry.clone());
         Ok(entry)
     }

@@ -408,7 +408,7 @@ impl<K: Kind> Supervisor<K> {
                 }
                 self.recall(&name, &mut shown, now);
             }
-            entry.show(shown);
+            self.shelf.show(&self.namespace, entry, shown);
         }
     }
 
