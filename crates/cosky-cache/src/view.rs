@@ -4,7 +4,7 @@ use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, Guard};
 use cosky_core::{Error, Result, ServiceId, ServiceInstance, StoreState};
-use tokio::time::timeout_at;
+use tokio::time::timeout;
 
 use crate::{Changes, Shown, entry::Entry, services::Services, shelf::Life};
 
@@ -88,25 +88,26 @@ impl View {
     /// # Errors
     /// The first hopeless error at once, else [`Error::Unavailable`] after `limit`.
     pub async fn ready_unless(&mut self, limit: Duration, hopeless: impl Fn(&Error) -> bool) -> Result<()> {
-        let end = tokio::time::Instant::now() + limit;
-        let mut shown = self.shown();
-        loop {
-            if shown.known {
-                self.seen = shown.version;
-                return Ok(());
-            }
-            if let Some(error) = shown.error.as_ref().filter(|error| hopeless(error)) {
-                return Err(error.clone());
-            }
-            shown = match timeout_at(end, self.held.entry.changed(shown.version)).await {
-                Ok(shown) => shown,
-                Err(_) => {
-                    return Err(shown.error.clone().unwrap_or_else(|| {
-                        Error::unavailable(format!("no answer to the watch within {limit:?}"))
-                    }));
+        let wait = async {
+            let mut shown = self.shown();
+            while !shown.known {
+                if let Some(error) = shown.error.as_ref().filter(|error| hopeless(error)) {
+                    return Err(error.clone());
                 }
-            };
+                shown = self.held.entry.changed(shown.version).await;
+            }
+            Ok(shown.version)
+        };
+        match timeout(limit, wait).await {
+            Ok(known) => self.seen = known?,
+            Err(_) => {
+                let error = self.held.load().error.clone();
+                return Err(error.unwrap_or_else(|| {
+                    Error::unavailable(format!("no answer to the watch within {limit:?}"))
+                }));
+            }
         }
+        Ok(())
     }
 
     /// What changes from now on, change by change, beginning with all that is there.
@@ -129,6 +130,16 @@ impl ViewReader {
     /// As [`View::snapshot`].
     pub fn instances(&mut self) -> &[ServiceInstance] {
         &self.cache.load().instances
+    }
+
+    /// A random instance among those in service, each as likely as its weight.
+    ///
+    /// # Errors
+    /// The service, when none may be chosen.
+    pub fn choose(&mut self) -> std::result::Result<&ServiceInstance, &ServiceId> {
+        // One load: a position in one list says nothing of the next one.
+        let Self { cache, service } = self;
+        cache.load().choose().ok_or(service)
     }
 
     /// The service that it shows.

@@ -117,11 +117,7 @@ impl ViewReader {
     /// # Errors
     /// [`Error::NoInstance`] when there is none.
     pub fn choose(&mut self) -> Result<&ServiceInstance> {
-        let shown = self.reader.shown();
-        match shown.weighted.pick() {
-            Some(at) => Ok(&self.reader.shown().instances[at]),
-            None => Err(nobody(self.reader.service())),
-        }
+        self.reader.choose().map_err(nobody)
     }
 }
 

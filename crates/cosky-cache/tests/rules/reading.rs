@@ -1,6 +1,9 @@
 //! What readers of a view see.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use cosky_cache::ViewChange;
 use cosky_core::{Error, InstanceOp, StoreState};
@@ -26,6 +29,22 @@ async fn ready_says_at_once_what_waiting_cannot_help_and_else_waits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_limit_without_end_is_no_trouble() {
+    let scene = Scene::with(|options| {
+        options.wait = Duration::MAX;
+        options.idle = Duration::MAX;
+        options.protect_limit = Duration::MAX;
+        options.digest_every = Duration::MAX;
+    });
+    scene.desk.state().says = Some(StoreState::Protected);
+    scene.empty_view("a").ready(Duration::MAX).await.unwrap();
+    scene.cache.instances(&namespace(), &service("a")).await.unwrap();
+    let view = scene.view("a").await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!(view.state(), StoreState::Protected);
+}
+
+#[tokio::test(start_paused = true)]
 async fn changes_are_told_once_and_silence_is_kept() {
     let scene = Scene::new();
     let mut view = scene.view("a").await;
@@ -37,6 +56,37 @@ async fn changes_are_told_once_and_silence_is_kept() {
     soon(clone.changed()).await;
     assert_eq!((ports(&view), reader.instances().len()), (vec![1], 1));
     assert!(timeout(Duration::from_secs(300), view.changed()).await.is_err());
+}
+
+/// Two lists in turn, of which the shorter one lacks the last place of the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_choice_is_of_one_list_however_quickly_lists_follow_each_other() {
+    let scene = Scene::new();
+    scene.desk.put("a", 1);
+    let mut reader = scene.view("a").await.reader();
+    let done = Arc::new(AtomicBool::new(false));
+    let stop = done.clone();
+    let chooser = std::thread::spawn(move || {
+        let mut chosen = [0; 2];
+        while !stop.load(Ordering::Relaxed) {
+            let port = reader.choose().unwrap().port().get() as usize;
+            chosen[port - 1] += 1;
+        }
+        chosen
+    });
+    for _ in 0..10_000 {
+        for len in [2, 1] {
+            if len == 2 {
+                scene.desk.put("a", 2)
+            } else {
+                scene.desk.remove("a", 2, InstanceOp::Deregister)
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    let chosen = chooser.join().expect("no list lacks what was chosen of it");
+    assert!(chosen.iter().all(|count| *count > 0), "{chosen:?}");
 }
 
 #[tokio::test(start_paused = true)]
