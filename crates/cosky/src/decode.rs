@@ -181,7 +181,7 @@ fn number(text: &str) -> usize {
 pub(crate) fn read<T>(headers: &HeaderMap, value: T) -> Result<Read<T>> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let index = text(wire::INDEX).and_then(|index| index.parse().ok());
-    let state = text(wire::STATE).and_then(|state| state.parse().ok());
+    let state = text(wire::STATE).map(state);
     let (Some(index), Some(state)) = (index, state) else {
         let reason = "the answer lacks X-Cosky-Index or X-Cosky-State; is the server too old?".into();
         return Err(Error::Corrupt { reason });
@@ -202,7 +202,8 @@ pub(crate) fn life(headers: &HeaderMap) -> Life {
 /// The instances in an answer. One that cannot be read is left out: it must not hide the others.
 pub(crate) fn instances(answer: &Answer) -> Result<Vec<ServiceInstance>> {
     let clock = ServerClock::of(&answer.headers);
-    Ok(readable(parse::<Vec<InstanceBody>>(&answer.body)?, clock))
+    let bodies: Vec<InstanceBody> = parse(&answer.body)?;
+    Ok(bodies.into_iter().filter_map(|body| readable(body, clock)).collect())
 }
 
 /// The instance in an answer, or nothing in an empty one. Its remaining life is in a header.
@@ -213,10 +214,8 @@ pub(crate) fn instance(answer: &Answer) -> Result<Option<ServiceInstance>> {
     parse::<InstanceBody>(&answer.body)?.read(life(&answer.headers).remaining()).map(Some)
 }
 
-fn readable(bodies: Vec<InstanceBody>, clock: ServerClock) -> Vec<ServiceInstance> {
-    let read =
-        |body| clock.instance(body).inspect_err(|error| tracing::debug!(%error, "left out an instance")).ok();
-    bodies.into_iter().filter_map(read).collect()
+fn readable(body: InstanceBody, clock: ServerClock) -> Option<ServiceInstance> {
+    clock.instance(body).inspect_err(|error| tracing::debug!(%error, "left out an instance")).ok()
 }
 
 /// Service ids in an answer. One that breaks our rules is left out: it must not hide the others.
@@ -225,11 +224,12 @@ pub(crate) fn services(body: &Bytes) -> Result<Vec<ServiceId>> {
     Ok(names.iter().filter_map(|name| ServiceId::new(name).ok()).collect())
 }
 
-/// What an event of a watch says; nothing for an event that this client does not know. `last` is the place of an event
-/// without an id.
+/// What an event of a watch says; nothing for an event, an operation or a state that this client does not know, and for
+/// a service that breaks our rules. An instance that cannot be read counts as gone, as a snapshot leaves it out. `last` is
+/// the place of an event without an id.
 ///
 /// # Errors
-/// [`Error::Corrupt`] when it has another form than its name says.
+/// [`Error::Corrupt`], and no other, when it has another form than its name says.
 pub(crate) fn change(
     event: &SseEvent,
     last: Option<Index>,
@@ -237,36 +237,51 @@ pub(crate) fn change(
 ) -> Result<Option<Arc<Change>>> {
     let data = event.data.as_bytes();
     let known = match event.name.as_str() {
-        "snapshot" => snapshot(parse(data)?, clock)?,
-        "instance" => {
-            let body: InstanceEventBody = parse(data)?;
-            Event::Instance {
-                op: body.op.parse()?,
-                service: ServiceId::new(&body.service_id)?,
-                id: InstanceId::stored(&body.instance_id),
-                instance: body.instance.map(|instance| clock.instance(instance)).transpose()?,
-            }
-        }
-        "service" => {
-            let body: ServiceEventBody = parse(data)?;
-            Event::Service { op: body.op.parse()?, service: ServiceId::new(&body.service_id)? }
-        }
-        "state" => Event::State(parse::<StateBody>(data)?.state.parse()?),
-        _ => return Ok(None),
+        "snapshot" => Some(snapshot(parse(data)?, clock)),
+        "instance" => instance_event(parse(data)?, clock),
+        "service" => service_event(&parse(data)?),
+        "state" => parse::<StateBody>(data)?.state.parse().ok().map(Event::State),
+        _ => None,
     };
-    let place = if event.id.is_empty() { last } else { Some(event.id.parse()?) };
-    Ok(place.map(|place| Arc::new(Change::new(place, known))))
+    let Some(known) = known else {
+        tracing::debug!(event = event.name, data = event.data, "passed over what is not known here");
+        return Ok(None);
+    };
+    if event.id.is_empty() {
+        return Ok(last.map(|place| Arc::new(Change::new(place, known))));
+    }
+    let place =
+        event.id.parse().map_err(|error| Error::Corrupt { reason: format!("an event's id: {error}") })?;
+    Ok(Some(Arc::new(Change::new(place, known))))
 }
 
-fn snapshot(body: SnapshotBody, clock: ServerClock) -> Result<Event> {
-    let state: StoreState = body.state.parse()?;
+fn instance_event(body: InstanceEventBody, clock: ServerClock) -> Option<Event> {
+    Some(Event::Instance {
+        op: body.op.parse().ok()?,
+        service: ServiceId::new(&body.service_id).ok()?,
+        id: InstanceId::stored(&body.instance_id),
+        instance: body.instance.and_then(|instance| readable(instance, clock)),
+    })
+}
+
+fn service_event(body: &ServiceEventBody) -> Option<Event> {
+    Some(Event::Service { op: body.op.parse().ok()?, service: ServiceId::new(&body.service_id).ok()? })
+}
+
+fn snapshot(body: SnapshotBody, clock: ServerClock) -> Event {
     let named = |(name, list): (String, Vec<InstanceBody>)| {
-        Some((ServiceId::new(&name).ok()?, readable(list, clock)))
+        let list = list.into_iter().filter_map(|body| readable(body, clock)).collect();
+        Some((ServiceId::new(&name).ok()?, list))
     };
     // A form that is not known tells as little as none.
     let store = body.store.and_then(|store| store.parse().ok());
     let services = body.services.into_iter().filter_map(named).collect();
-    Ok(Event::Snapshot(Snapshot { services, state, store }))
+    Event::Snapshot(Snapshot { services, state: state(&body.state), store })
+}
+
+/// The state in a word. Of one that is not known here what is there counts, and what is absent does not.
+fn state(word: &str) -> StoreState {
+    word.parse().unwrap_or(StoreState::Protected)
 }
 
 #[cfg(test)]
@@ -331,6 +346,46 @@ mod tests {
         let list = instances(&answer(200, &format!("[{bad},{good}]"))).unwrap();
         assert_eq!(list.len(), 1);
         assert!(!list[0].life().is_expired(), "without a Date nothing is said to be over");
+    }
+
+    fn told(name: &str, id: &str, data: &str) -> Result<Option<Arc<Change>>> {
+        let event = SseEvent { id: id.into(), name: name.into(), data: data.into() };
+        change(&event, None, ServerClock::of(&HeaderMap::new()))
+    }
+
+    #[test]
+    fn what_a_newer_server_says_beside_is_passed_over_and_costs_nothing_else() {
+        for (name, data) in [
+            ("weather", "sunny"),
+            ("state", r#"{"state":"dreaming"}"#),
+            ("service", r#"{"op":"renamed","serviceId":"a"}"#),
+            ("service", r#"{"op":"set","serviceId":"a@b"}"#),
+            ("instance", r#"{"op":"paused","serviceId":"a","instanceId":"a@http#h#1"}"#),
+            ("instance", r#"{"op":"expired","serviceId":"a@b","instanceId":"a@http#h#1"}"#),
+        ] {
+            assert!(told(name, "1:2", data).unwrap().is_none(), "{name} {data}");
+        }
+        let change = told("snapshot", "1:2", r#"{"services":{"a":[]},"state":"dreaming"}"#).unwrap().unwrap();
+        let Event::Snapshot(snapshot) = &change.event else { panic!("{change:?}") };
+        assert_eq!((snapshot.state, snapshot.services.len()), (StoreState::Protected, 1));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_corrupt_so_that_the_next_stream_begins_anew() {
+        for (id, data) in [("1:2", "{}"), ("1:2", "no json"), ("of tomorrow", r#"{"state":"live"}"#)] {
+            let error = told("state", id, data).unwrap_err();
+            assert!(matches!(error, Error::Corrupt { .. }), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn an_event_with_an_unreadable_instance_says_that_it_is_gone() {
+        let data = r#"{"op":"register","serviceId":"a","instanceId":"a@http#h#1","instance":{
+            "instanceId":"a@http#no host#1","serviceId":"a","schema":"http","host":"no host","port":1,"weight":1,
+            "isEphemeral":true,"ttlAt":1790000060,"isExpired":false,"metadata":{}}}"#;
+        let change = told("instance", "1:2", data).unwrap().unwrap();
+        let Event::Instance { id, instance, .. } = &change.event else { panic!("{change:?}") };
+        assert_eq!((id.as_str(), instance), ("a@http#h#1", &None));
     }
 
     #[test]
