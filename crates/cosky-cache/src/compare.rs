@@ -16,6 +16,9 @@ const NAME_BYTES: usize = 4096;
 /// of other names. It is asked once more after this.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Longer than this is never.
+const SELDOM: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// Compares from time to time, some names after the others.
 pub(crate) struct Comparison<K: Kind> {
     every: Duration,
@@ -52,6 +55,7 @@ struct Suspicion<K: Kind> {
 impl<K: Kind> Comparison<K> {
     /// One that compares everything once in `every`, ± 10 %; never when that is zero.
     pub(crate) fn new(every: Duration, seed: Option<u64>) -> Self {
+        let every = every.min(SELDOM);
         Self { every, jitter: Jitter::new(seed), due: None, next: None, question: None, suspicion: None }
     }
 

@@ -66,7 +66,7 @@ impl Protection {
         if matches!(self.incident, Some(Window::Away)) {
             // Two periods, each a third of the life.
             let length = self.longest.saturating_mul(5) / 3;
-            self.incident = Some(Window::Until(now + length.min(self.limit)));
+            self.incident = Some(Window::Until(now.saturating_add(length.min(self.limit))));
         }
     }
 
@@ -94,7 +94,7 @@ impl Protection {
         if matches!(self.incident, Some(Window::Until(end)) if end <= now) {
             self.incident = None;
         }
-        let said = self.said.is_some_and(|since| now < since + self.limit);
+        let said = self.said.is_some_and(|since| now < since.saturating_add(self.limit));
         let before = std::mem::replace(&mut self.open, said || self.incident.is_some());
         if before && !self.open { Turn::Ended } else { Turn::Same }
     }
@@ -169,6 +169,15 @@ mod tests {
         protection.registry_says(true, s(200));
         assert_eq!(protection.pass(s(209)), Turn::Same);
         assert_eq!(protection.pass(s(210)), Turn::Ended);
+    }
+
+    #[test]
+    fn lives_and_limits_without_end_are_no_trouble() {
+        let mut protection = Protection::new(true, Duration::MAX);
+        protection.saw_life(Duration::MAX);
+        protection.incident(s(100), true);
+        protection.registry_says(true, s(100));
+        assert_eq!(protection.pass(s(1 << 40)), Turn::Same);
     }
 
     #[test]

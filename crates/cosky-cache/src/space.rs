@@ -494,7 +494,7 @@ fn apply<K: Kind>(
 /// life is over may still be there until the registry gets round to it, so it is not asked about without a pause.
 fn ask_after<K: Kind>(held: &mut Held<K>, life: Duration, now: Now, asks: bool) {
     if asks {
-        let end = now.clock + life.max(ASK_AGAIN);
+        let end = now.clock.saturating_add(life.max(ASK_AGAIN));
         held.ask_at = Some(held.ask_at.map_or(end, |at| at.min(end)));
     }
 }

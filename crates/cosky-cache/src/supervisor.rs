@@ -430,7 +430,7 @@ impl<K: Kind> Supervisor<K> {
     fn wake(&self) -> Instant {
         let now = self.now();
         let tick = self.ticked.instant + TICK;
-        let soonest = self.soonest().map(|at| now.instant + at.saturating_sub(now.clock));
+        let soonest = self.soonest().map(|at| now.instant + at.saturating_sub(now.clock).min(TICK));
         soonest.map_or(tick, |soonest| soonest.min(tick)).max(now.instant)
     }
 
