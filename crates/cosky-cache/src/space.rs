@@ -272,6 +272,11 @@ impl<K: Kind> Space<K> {
         })
     }
 
+    /// The last change that is in any of these names.
+    pub(crate) fn newest(&self, names: &[K::Name]) -> Option<u64> {
+        names.iter().filter_map(|name| Some(self.names.get(name)?.at)).max()
+    }
+
     /// Where the stream stands.
     pub(crate) fn at(&self) -> Option<Index> {
         self.at

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::{
     Shown,
     backoff::Jitter,
-    compare::Comparison,
+    compare::{Comparison, Outcome},
     entry::{Entry, Inbox},
     kind::{Kind, Step},
     protection::Protection,
@@ -222,6 +222,8 @@ impl<K: Kind> Supervisor<K> {
                 self.subscribed.set(1);
             }
             Fed::Told(Watched::Change(change)) => {
+                let outcome = self.comparison.before(change.index, &self.space);
+                self.note(outcome);
                 let verdict = self.space.change(&change, now);
                 if matches!(verdict, Verdict::GoOn) {
                     self.saw(&change.event);
@@ -326,8 +328,13 @@ impl<K: Kind> Supervisor<K> {
     }
 
     fn compared(&mut self, answer: crate::compare::Answer<K>) {
-        let counters = &self.shelf.counters;
         let outcome = self.comparison.judge(answer, &self.space);
+        self.note(outcome);
+    }
+
+    /// What a comparison came to.
+    fn note(&mut self, outcome: Outcome) {
+        let counters = &self.shelf.counters;
         counters.digests.fetch_add(u64::from(outcome.compared), Ordering::Relaxed);
         if outcome.differed {
             counters.digests_differed.fetch_add(1, Ordering::Relaxed);

@@ -46,6 +46,8 @@ pub(crate) struct State {
     pub(crate) refuses_watch: Option<Error>,
     pub(crate) refuses_read: Option<Error>,
     pub(crate) refuses_digest: Option<Error>,
+    /// The digest of what is there beside, and that nobody is told.
+    pub(crate) unreadable: u64,
     /// Changes are not told.
     pub(crate) mute: bool,
     /// Those that were not.
@@ -303,7 +305,7 @@ impl Registry for Desk {
         }
         let covered = state.lists.iter().filter(|(name, _)| scope.covers(name));
         let numbers = covered.flat_map(|(_, list)| list.values()).map(|item| digest::of_instance(item));
-        Ok(state.read(numbers.fold(0, u64::wrapping_add)))
+        Ok(state.read(numbers.fold(state.unreadable, u64::wrapping_add)))
     }
 
     async fn namespaces(&self) -> Result<Vec<Namespace>> {

@@ -314,6 +314,24 @@ async fn changes_of_other_services_are_no_difference() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_no_snapshot_can_mend_is_asked_for_once() {
+    let scene = Scene::new();
+    scene.desk.put("a", 1);
+    scene.desk.state().unreadable = 17;
+    let view = scene.view("a").await;
+    sleep(s(300)).await;
+    let figures = scene.cache.figures();
+    assert!(figures.digests > 8, "{figures:?}");
+    assert_eq!((figures.digests_differed, figures.resyncs), (1, 1));
+    // It hides no other difference.
+    scene.desk.state().mute = true;
+    scene.desk.put("a", 2);
+    scene.desk.state().mute = false;
+    sleep(s(40)).await;
+    assert_eq!(ports(&view), [1, 2]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_too_old_for_digests_is_not_asked_every_time() {
     let scene = Scene::new();
     scene.desk.state().refuses_digest = Some(Error::NotFound { what: "digest".into() });
