@@ -44,7 +44,7 @@ pub struct Options {
 
 /// Something that happened to the store, noticed by an engine: what is absent from it afterwards may only be late. While
 /// protection lasts nothing that was known before goes unless somebody deregisters it. It lasts for the longest life that
-/// was seen and two periods (a third of that life each) after the store is back.
+/// was seen, rounded up, and two periods (a third of that life each) after the store is back, at least 5 s.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Incident {

@@ -4,6 +4,12 @@
 
 use std::time::Duration;
 
+/// What remains of a life may be seen as so much less: times on the wire are whole seconds, and each is rounded to the
+/// safe side.
+const ROUNDED: Duration = Duration::from_millis(2500);
+/// The shortest window: of a short life, only its end may have been seen.
+const SHORTEST: Duration = Duration::from_secs(5);
+
 /// When absence is ignored. Two causes open it. An incident does, until the longest life that was seen and two periods
 /// have passed since the store is back: then everybody who beats has had the time to register again. And the registry
 /// does by saying that it is itself protected, until it says otherwise. Neither lasts longer than the limit.
@@ -65,7 +71,7 @@ impl Protection {
     pub(crate) fn back(&mut self, now: Duration) {
         if matches!(self.incident, Some(Window::Away)) {
             // Two periods, each a third of the life.
-            let length = self.longest.saturating_mul(5) / 3;
+            let length = (self.longest.saturating_add(ROUNDED).saturating_mul(5) / 3).max(SHORTEST);
             self.incident = Some(Window::Until(now.saturating_add(length.min(self.limit))));
         }
     }
@@ -128,9 +134,23 @@ mod tests {
         assert_eq!(protection.pass(s(1000)), Turn::Same, "the store is away");
         protection.back(s(1000));
         protection.back(s(1040));
-        assert_eq!((protection.pass(s(1049)), protection.is_open()), (Turn::Same, true));
-        assert_eq!((protection.pass(s(1050)), protection.is_open()), (Turn::Ended, false));
-        assert_eq!(protection.pass(s(1051)), Turn::Same);
+        assert_eq!((protection.pass(s(1054)), protection.is_open()), (Turn::Same, true));
+        assert_eq!((protection.pass(s(1055)), protection.is_open()), (Turn::Ended, false));
+        assert_eq!(protection.pass(s(1056)), Turn::Same);
+    }
+
+    #[test]
+    fn a_short_life_of_which_only_the_end_was_seen_is_waited_for_all_the_same() {
+        let mut protection = Protection::new(true, LIMIT);
+        protection.saw_life(Duration::from_millis(1));
+        protection.incident(s(100), true);
+        assert_eq!(protection.pass(Duration::from_millis(104_999)), Turn::Same);
+        assert_eq!(protection.pass(s(105)), Turn::Ended);
+        // 6 s, of which 4 s were left, of which 1.5 s were seen.
+        protection.saw_life(Duration::from_millis(1500));
+        protection.incident(s(200), true);
+        assert_eq!(protection.pass(s(206)), Turn::Same);
+        assert_eq!(protection.pass(s(207)), Turn::Ended);
     }
 
     #[test]
@@ -138,8 +158,8 @@ mod tests {
         let mut protection = protection();
         protection.incident(s(100), true);
         assert_eq!(protection.incident(s(140), true), Turn::Begun);
-        assert_eq!(protection.pass(s(189)), Turn::Same);
-        assert_eq!(protection.pass(s(190)), Turn::Ended);
+        assert_eq!(protection.pass(s(194)), Turn::Same);
+        assert_eq!(protection.pass(s(195)), Turn::Ended);
     }
 
     #[test]
@@ -157,7 +177,7 @@ mod tests {
         protection.incident(s(100), true);
         protection.registry_says(true, s(100));
         assert_eq!(protection.registry_says(false, s(110)), Turn::Same);
-        assert_eq!(protection.pass(s(150)), Turn::Ended);
+        assert_eq!(protection.pass(s(155)), Turn::Ended);
     }
 
     #[test]

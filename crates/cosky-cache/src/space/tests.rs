@@ -332,7 +332,7 @@ fn data_lost_is_protected_until_those_who_beat_had_the_time_to_come_back() {
     assert_eq!(play.ports("a"), [1, 3]);
     play.pass(TTL * 5 / 3 - 1);
     assert_eq!((play.ports("a"), play.state()), (vec![1, 3], StoreState::Protected));
-    play.pass(1);
+    play.pass(6);
     assert_eq!((play.ports("a"), play.state()), (vec![1], StoreState::Live));
 }
 
@@ -412,7 +412,7 @@ fn an_incident_while_the_store_is_away_counts_from_its_return() {
     play.good(&snapshot(at(2, 1), &[]));
     play.pass(TTL * 5 / 3 - 1);
     assert_eq!(play.ports("a"), [1]);
-    play.pass(1);
+    play.pass(6);
     assert_eq!(play.ports("a"), [0; 0]);
 }
 

@@ -284,7 +284,9 @@ impl Case {
         if now < calm || self.misled(eye.cache, now) {
             return;
         }
-        let window = Duration::from_secs(LONGEST_TTL.unsigned_abs()) * 5 / 3 + NOTICED;
+        // Lives are rounded up before they are waited for.
+        let longest = Duration::from_secs(LONGEST_TTL.unsigned_abs()) + Duration::from_millis(2500);
+        let window = longest * 5 / 3 + NOTICED;
         let protected =
             self.history.restarted_at.is_some_and(|at| now < at.max(self.disturbed[eye.cache]) + window);
         let late = now.saturating_sub(self.latency);

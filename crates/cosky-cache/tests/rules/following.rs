@@ -213,7 +213,7 @@ async fn data_that_was_lost_is_protected_for_a_while() {
         scene.desk.put("a", 2);
         sleep(desk::TTL * 5 / 3 - s(2)).await;
         assert_eq!((ports(&view), scene.cache.figures().protected), (vec![1, 2], 1));
-        sleep(s(4)).await;
+        sleep(s(8)).await;
         assert_eq!((ports(&view), view.state()), (vec![2], StoreState::Live));
     }
 }
@@ -228,7 +228,7 @@ async fn an_engine_can_report_an_incident() {
     scene.desk.remove("a", 1, InstanceOp::Expired);
     sleep(s(5)).await;
     assert_eq!(ports(&view), [1]);
-    sleep(desk::TTL * 5 / 3).await;
+    sleep(desk::TTL * 5 / 3 + s(1)).await;
     assert_eq!((ports(&view), view.state()), (vec![], StoreState::Live));
 }
 
