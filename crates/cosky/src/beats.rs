@@ -366,16 +366,16 @@ impl Keeper {
     /// Registers what the server does not know, with the newest data that this client knows.
     async fn come_back(self: Arc<Self>, entry: Arc<Entry>, turn: u64) {
         let _operation = entry.operation.lock().await;
-        let wanted = {
+        let (wanted, wish) = {
             let living = entry.lock();
             if living.phase != Phase::Returning || living.turn != turn {
                 return;
             }
             let (registration, pace, limits) = (living.registration.clone(), living.pace, living.limits);
-            Wanted { registration, pace, limits, enabled: true, auto_register: true }
+            (Wanted { registration, pace, limits, enabled: true, auto_register: true }, living.wish)
         };
         let error = match self.register(&entry, &wanted).await {
-            Ok(registered) => match entry.registered(wanted, registered.life) {
+            Ok(registered) => match entry.registered(wanted, registered.life, wish) {
                 Ok(()) => return,
                 Err(error) => Error::Conflict { reason: error.to_string() },
             },

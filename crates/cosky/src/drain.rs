@@ -33,7 +33,7 @@ impl Held {
             registry.patch_metadata(namespace, &entry.service, entry.id.as_str(), patch).await?;
         }
         let patched = entry.lock().registration.metadata.patched(patch)?;
-        entry.saw_metadata(&patched);
+        entry.set_metadata(patched);
         Ok(())
     }
 

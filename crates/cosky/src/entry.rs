@@ -117,6 +117,8 @@ pub(crate) struct Living {
     pub(crate) due: Option<Instant>,
     /// Counts what makes an answer that is still under way stale.
     pub(crate) turn: u64,
+    /// Counts the data that was wanted in the background: a registration that began with older data does not replace it.
+    pub(crate) wish: u64,
     /// When the server was last asked to register or renew it, answered or not.
     pub(crate) last_asked: Option<Instant>,
     pub(crate) vitals: Vitals,
@@ -152,6 +154,7 @@ impl Entry {
                 limits: wanted.limits,
                 due: (phase == Phase::Absent).then(Instant::now),
                 turn: 0,
+                wish: 0,
                 last_asked: None,
                 vitals: Vitals::new(ttl),
                 leaves_by_itself: false,
@@ -182,11 +185,12 @@ impl Entry {
         self.handles.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// The server has it, with this data and this life. Says nothing once it is leaving.
+    /// The server has it, with this data and this life. Says nothing once it is leaving. `wish` is the one that stood when
+    /// the data was taken; where other data is wanted since, that is registered next.
     ///
     /// # Errors
     /// [`crate::Error::Period`] when the wanted period is not below the TTL.
-    pub(crate) fn registered(&self, wanted: Wanted, life: Life) -> Result<()> {
+    pub(crate) fn registered(&self, wanted: Wanted, life: Life, wish: u64) -> Result<()> {
         let mut living = self.lock();
         if matches!(living.phase, Phase::Leaving | Phase::Left) {
             return Ok(());
@@ -202,6 +206,12 @@ impl Entry {
                     "the period between beats is longer than half of the TTL; half of it is used");
             }
         }
+        living.vitals.registrations += 1;
+        if living.wish != wish {
+            living.to_come_back();
+            self.succeeded(living);
+            return Ok(());
+        }
         let now = Instant::now();
         let first = wanted.pace.first.unwrap_or(FIRST_BEAT).min(living.vitals.period);
         living.due = registration.ephemeral.then(|| now + first);
@@ -210,9 +220,21 @@ impl Entry {
         living.limits = wanted.limits;
         living.phase = Phase::Beating;
         living.turn += 1;
-        living.vitals.registrations += 1;
         self.succeeded(living);
         Ok(())
+    }
+
+    /// A first registration failed. Whoever wants the instance in the background beside the caller still does.
+    pub(crate) fn not_joined(&self) {
+        let mut living = self.lock();
+        if living.phase == Phase::Joining && living.wish > 0 {
+            living.to_come_back();
+        }
+    }
+
+    /// The newest wish, for [`Entry::registered`].
+    pub(crate) fn wish(&self) -> u64 {
+        self.lock().wish
     }
 
     /// Registers it with other data, in the background; or later, when it waits.
@@ -221,6 +243,7 @@ impl Entry {
         living.registration = Registration { owner: Some(self.owner.clone()), ..wanted.registration };
         living.pace = wanted.pace;
         living.limits = wanted.limits;
+        living.wish += 1;
         if matches!(living.phase, Phase::Beating | Phase::Absent | Phase::Returning) {
             self.become_absent(living);
         }
@@ -239,9 +262,7 @@ impl Entry {
 
     /// It is registered at once, in the background.
     fn become_absent(&self, mut living: MutexGuard<'_, Living>) {
-        living.phase = Phase::Absent;
-        living.turn += 1;
-        living.due = Some(Instant::now());
+        living.absent();
         drop(living);
         self.publish();
     }
@@ -327,11 +348,19 @@ impl Entry {
         self.pulse.send_replace(());
     }
 
-    /// Somebody sets or was seen to set its metadata.
+    /// This process has set its metadata, or will by the next registration.
+    pub(crate) fn set_metadata(&self, metadata: Metadata) {
+        let mut living = self.lock();
+        if !matches!(living.phase, Phase::Leaving | Phase::Left) {
+            living.registration.metadata = metadata;
+        }
+    }
+
+    /// The registry told its metadata. That counts only while the server has what this process registered: before, it may
+    /// be a predecessor's, or older than what is wanted now.
     pub(crate) fn saw_metadata(&self, metadata: &Metadata) {
         let mut living = self.lock();
-        if !matches!(living.phase, Phase::Leaving | Phase::Left) && living.registration.metadata != *metadata
-        {
+        if living.phase == Phase::Beating && living.registration.metadata != *metadata {
             living.registration.metadata = metadata.clone();
         }
     }
@@ -372,5 +401,21 @@ impl Entry {
         living.due = None;
         drop(living);
         self.publish();
+    }
+}
+
+impl Living {
+    /// It is to be registered at once, and what is under way does not count any more.
+    fn absent(&mut self) {
+        self.phase = Phase::Absent;
+        self.turn += 1;
+        self.due = Some(Instant::now());
+    }
+
+    /// As [`Living::absent`], unless that is under way already.
+    fn to_come_back(&mut self) {
+        if !matches!(self.phase, Phase::Absent | Phase::Returning) {
+            self.absent();
+        }
     }
 }

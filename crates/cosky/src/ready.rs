@@ -1,7 +1,8 @@
 //! Registering an application when it is ready.
 
-use std::{fmt, pin::Pin, sync::Arc, time::Duration};
+use std::{fmt, panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use tokio::time::{sleep, timeout};
 
 use crate::{RegistrationState, entry::Entry};
@@ -10,6 +11,9 @@ use crate::{RegistrationState, entry::Entry};
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(60));
 /// How long one check may take.
 const CHECK: Duration = Duration::from_secs(10);
+
+/// What stands for an error when a check panics.
+const PANICKED: &str = "the check panicked";
 
 type Step<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -34,12 +38,13 @@ enum Ask {
 }
 
 impl Ready {
-    /// Ready when `future` is done. One that never ends never registers anything.
+    /// Ready when `future` is done. One that never ends or panics never registers anything;
+    /// [`crate::Registration::begin`] still does.
     pub fn when(future: impl Future<Output = ()> + Send + 'static) -> Self {
         Self { ask: Ask::Once(Box::pin(future)), every: Duration::from_secs(1) }
     }
 
-    /// Ready when `check` succeeds for the first time. It is repeated every second; one that takes 10 s has failed. The
+    /// Ready when `check` succeeds for the first time. It is repeated every second; one that takes 10 s or panics has failed. The
     /// first failure is logged, and the last one stands in [`crate::Vitals::last_error`].
     pub fn check<F, T, E>(mut check: impl FnMut() -> F + Send + 'static) -> Self
     where
@@ -76,13 +81,25 @@ impl Ready {
 
     async fn passes(self, entry: &Entry) {
         let mut check = match self.ask {
-            Ask::Once(future) => return future.await,
+            Ask::Once(future) => {
+                if AssertUnwindSafe(future).catch_unwind().await.is_err() {
+                    tracing::error!(instance.id = %entry.id,
+                        "what it waits for has panicked; it waits until it is told to begin");
+                    entry.met(PANICKED);
+                    std::future::pending::<()>().await;
+                }
+                return;
+            }
             Ask::Repeatedly(check) => check,
         };
         let mut failures = 0u64;
         loop {
-            let answer = timeout(CHECK, check()).await;
-            let Err(error) = answer.unwrap_or_else(|_| Err(format!("no answer within {CHECK:?}"))) else {
+            let checked = AssertUnwindSafe(async { check().await }).catch_unwind();
+            let Err(error) = (match timeout(CHECK, checked).await {
+                Ok(Ok(answer)) => answer,
+                Ok(Err(_)) => Err(PANICKED.to_owned()),
+                Err(_) => Err(format!("no answer within {CHECK:?}")),
+            }) else {
                 break;
             };
             failures += 1;

@@ -33,19 +33,23 @@ impl NamespaceClient {
         for _ in 0..CROSSINGS {
             let (entry, new) = keeper.enter(&wanted, Phase::Joining)?;
             let handle = self.handle(entry.clone());
+            let wish = entry.wish();
             let operation = entry.operation.lock().await;
             if matches!(entry.phase(), Phase::Leaving | Phase::Left) {
                 continue;
             }
             match keeper.register(&entry, &wanted).await {
                 Ok(registered) => {
-                    let kept = entry.registered(wanted.clone(), registered.life);
+                    let kept = entry.registered(wanted.clone(), registered.life, wish);
                     keeper.wake();
                     let Err(error) = kept else { return Ok(handle) };
                     drop(operation);
-                    if new {
+                    if new && entry.is_held_once() {
                         // What cannot be kept alive must not be found.
                         let _ = handle.close().await;
+                    } else {
+                        entry.not_joined();
+                        keeper.wake();
                     }
                     return Err(error);
                 }
@@ -57,6 +61,8 @@ impl NamespaceClient {
                     if !matches!(error, CoreError::Unavailable { maybe_applied: true, .. }) {
                         keeper.give_up(&entry);
                     }
+                    entry.not_joined();
+                    keeper.wake();
                     return Err(error.into());
                 }
             }

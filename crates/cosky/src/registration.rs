@@ -15,8 +15,8 @@ use crate::{
 /// It beats in the background, all instances of one [`crate::NamespaceClient`] in common batches. When the server does
 /// not know the instance any more (a pause longer than the TTL, say) it is registered again within one period, with
 /// the same owner and **with the newest metadata that this client has seen**: what it registered or set by itself, or
-/// what an operator set and a [`crate::LiveView`] of the same service and namespace client showed. An operator's edit
-/// that no view of this client has seen is lost by an expiry; plain beats never change metadata.
+/// what an operator set and the registry told this client while it followed the service, for a [`crate::LiveView`] or a
+/// look-up by name ([`crate::NamespaceClient::instances`]). An operator's edit that it was not told is lost by an expiry; plain beats never change metadata.
 ///
 /// When somebody else deregisters the instance, it stops beating and stays away ([`RegistrationState::Deregistered`]).
 ///
@@ -121,7 +121,7 @@ impl Registration {
             let (registry, namespace) = (self.held.keeper.registry(), self.held.keeper.namespace());
             registry.set_metadata(namespace, &entry.service, entry.id.as_str(), &metadata).await?;
         }
-        entry.saw_metadata(&metadata);
+        entry.set_metadata(metadata);
         Ok(())
     }
 

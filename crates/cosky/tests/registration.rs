@@ -140,6 +140,26 @@ async fn zones(server: &Server, handles: &[cosky::Registration]) -> Vec<String> 
     zones
 }
 
+/// The next version of a service starts where the one before still stands, and looks at its own service.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_version_on_the_place_of_the_old_one_registers_its_own_metadata() {
+    let server = Setup::new().start().await;
+    let old = server.cosky().await.namespace(NS).unwrap();
+    let _old = old.register(order().metadata("version", "1")).await.unwrap();
+    let shop = server.cosky().await.namespace(NS).unwrap();
+    let (ready, wait) = tokio::sync::oneshot::channel::<()>();
+    let when = cosky::Ready::when(async { drop(wait.await) });
+    let handle = shop.register_when(order().metadata("version", "2"), when).unwrap();
+    let view = shop.discover("order").await.unwrap();
+    assert_eq!(view.snapshot()[0].metadata().get("version"), Some("1"));
+    ready.send(()).unwrap();
+    let mut states = handle.state_changes();
+    states.wait_for(|state| *state == RegistrationState::Registered).await.unwrap();
+    assert_eq!(server.metadata("order", &id(), "version").await.as_deref(), Some("2"));
+    until("the view shows it", async || view.snapshot()[0].metadata().get("version") == Some("2")).await;
+    assert_eq!(handle.metadata().get("version"), Some("2"));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn metadata_that_the_handle_set_survives_an_expiry() {
     let clock = ManualClock::new();

@@ -22,7 +22,7 @@ async fn join(keeper: &Keeper, port: u16) -> Arc<Entry> {
     let wanted = Instance::http("order", "10.0.0.5", port).ttl(TTL).check().unwrap();
     let (entry, _) = keeper.enter(&wanted, Phase::Joining).unwrap();
     let registered = keeper.register(&entry, &wanted).await.unwrap();
-    entry.registered(wanted, registered.life).unwrap();
+    entry.registered(wanted, registered.life, entry.wish()).unwrap();
     keeper.wake();
     entry
 }

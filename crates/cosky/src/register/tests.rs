@@ -391,3 +391,115 @@ fn who_looks_at_the_state_may_ask_for_more() {
     let beats = ended.recv_timeout(30 * SECOND).expect("nobody waits for each other");
     assert!(beats > 100, "{beats}");
 }
+
+/// What the engine was asked for last, and how often.
+fn last(engine: &Engine) -> (usize, String) {
+    let version =
+        engine.state().registered.as_ref().and_then(|new| new.metadata.get("version").map(str::to_owned));
+    (engine.registrations(), version.unwrap_or_default())
+}
+
+fn version(version: &str) -> Instance {
+    order().metadata("version", version)
+}
+
+#[tokio::test(start_paused = true)]
+async fn data_that_is_wanted_during_a_registration_follows_it() {
+    let engine = Arc::new(Engine { slow: SECOND, ..Engine::default() });
+    let first = shop(&engine);
+    let old = first.keep_registered(version("1")).unwrap();
+    sleep(SECOND / 2).await;
+    let new = first.keep_registered(version("2")).unwrap();
+    sleep(4 * SECOND).await;
+    assert_eq!(last(&engine), (2, "2".to_owned()));
+    assert_eq!(old.metadata().get("version"), Some("2"));
+    assert_eq!(new.state(), RegistrationState::Registered);
+
+    // The same beside a caller who waits.
+    let engine = Arc::new(Engine { slow: SECOND, ..Engine::default() });
+    let second = shop(&engine);
+    let registering = second.register(version("1"));
+    let wanting = async {
+        sleep(SECOND / 2).await;
+        second.keep_registered(version("2")).unwrap()
+    };
+    let (joined, kept) = tokio::join!(registering, wanting);
+    let _joined = joined.unwrap();
+    sleep(4 * SECOND).await;
+    assert_eq!(last(&engine), (2, "2".to_owned()));
+    assert_eq!(kept.metadata().get("version"), Some("2"));
+    assert_eq!(kept.state(), RegistrationState::Registered);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_whose_registration_fails_does_not_keep_others_from_it() {
+    for mode in [Mode::Fail, Mode::Hang] {
+        let engine = Arc::new(Engine { slow: SECOND, ..Engine::default() });
+        let shop = shop(&engine);
+        engine.state().register = mode;
+        let registering = shop.register(version("1"));
+        let wanting = async {
+            sleep(SECOND / 2).await;
+            shop.keep_registered(version("2")).unwrap()
+        };
+        let (failed, kept) = tokio::join!(registering, wanting);
+        assert!(failed.is_err());
+        engine.state().register = Mode::Answer;
+        reaches(&kept, RegistrationState::Registered).await;
+        assert_eq!(last(&engine).1, "2", "{mode:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_registry_told_before_is_not_registered() {
+    let engine = Arc::<Engine>::default();
+    let shop = shop(&engine);
+    let keeper = &shop.core.keeper;
+    let predecessor = version("1").check().unwrap().registration.metadata;
+    let handle = shop.register_when(version("2"), Ready::when(std::future::pending())).unwrap();
+    keeper.saw_metadata(handle.id(), &predecessor);
+    assert!(handle.begin());
+    reaches(&handle, RegistrationState::Registered).await;
+    assert_eq!(last(&engine), (1, "2".to_owned()));
+    // Other data is wanted, and the stream still tells of the one before.
+    let newer = shop.keep_registered(version("3")).unwrap();
+    keeper.saw_metadata(handle.id(), &predecessor);
+    sleep(SECOND).await;
+    assert_eq!(last(&engine), (2, "3".to_owned()));
+    // What is told of what this process registered is an operator's wish.
+    keeper.saw_metadata(handle.id(), &version("4").check().unwrap().registration.metadata);
+    engine.script([Script::Answer(Beat::Unknown)]);
+    sleep(2 * PERIOD).await;
+    assert_eq!(last(&engine), (3, "4".to_owned()));
+    assert_eq!(newer.metadata().get("version"), Some("4"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_panics_has_failed_and_is_asked_again() {
+    let engine = Arc::<Engine>::default();
+    let shop = shop(&engine);
+    let checks = Arc::<AtomicU32>::default();
+    let asked = checks.clone();
+    let check = move || {
+        let nth = asked.fetch_add(1, Ordering::Relaxed);
+        assert!(nth != 0, "at the call");
+        async move {
+            assert!(nth != 1, "in the future");
+            if nth == 2 { Err("not yet") } else { Ok(()) }
+        }
+    };
+    let handle = shop.register_when(order(), Ready::check(check)).unwrap();
+    sleep(SECOND / 2).await;
+    assert!(handle.health().reason.unwrap().ends_with("the check panicked"));
+    reaches(&handle, RegistrationState::Registered).await;
+    assert_eq!(checks.load(Ordering::Relaxed), 4);
+    assert!(handle.close().await.unwrap());
+
+    let warm = Ready::when(async { panic!("no memory") });
+    let handle = shop.register_when(order(), warm).unwrap();
+    sleep(SECOND).await;
+    assert_eq!(handle.state(), RegistrationState::Waiting);
+    assert!(handle.vitals().last_error.unwrap().1.contains("panicked"));
+    assert!(handle.begin());
+    reaches(&handle, RegistrationState::Registered).await;
+}
