@@ -1,7 +1,7 @@
 //! All entries of one kind, and the tasks that keep them.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     hash::{Hash, Hasher},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -189,6 +189,27 @@ impl<K: Kind> Shelf<K> {
         empty
     }
 
+    /// Takes out what the task of `inbox` kept, whose end nobody wished for: the next who wants any of it starts another.
+    /// Gives all that had been wanted of that task.
+    pub(crate) fn abandon(
+        &self,
+        namespace: &Namespace,
+        inbox: &Arc<Inbox<K>>,
+        mut abandoned: BTreeMap<K::Name, Arc<Entry<K>>>,
+    ) -> BTreeMap<K::Name, Arc<Entry<K>>> {
+        let mut spaces = self.lock();
+        abandoned.extend(inbox.take().wanted.into_iter().map(|entry| (entry.name.clone(), entry)));
+        let entries = self.entries.pin();
+        for name in abandoned.keys() {
+            entries.remove(&Asked::<K> { namespace, name });
+        }
+        self.counters.entries.fetch_sub(abandoned.len() as u64, Ordering::Relaxed);
+        if spaces.get(namespace).is_some_and(|kept| Arc::ptr_eq(&kept.inbox, inbox)) {
+            spaces.remove(namespace);
+        }
+        abandoned
+    }
+
     pub(crate) fn incident(&self, incident: Incident) {
         for kept in self.lock().values() {
             kept.inbox.incident(incident);
@@ -202,7 +223,10 @@ impl<K: Kind> Shelf<K> {
 
 impl<K: Kind> Drop for Life<K> {
     fn drop(&mut self) {
-        self.0.lock().clear();
+        for kept in std::mem::take(&mut *self.0.lock()).into_values() {
+            // Of a task that never ran: its mail holds entries, and they hold the inbox.
+            drop(kept.inbox.take());
+        }
     }
 }
 
@@ -218,6 +242,28 @@ impl Counters {
             digests_differed: get(&self.digests_differed),
             protected: get(&self.protected),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cosky_core::{ServiceId, Ttl};
+    use cosky_testkit::sim::{Delay, Quality, Shape, Sim};
+
+    use super::*;
+    use crate::services::Services;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_entry_that_no_task_had_the_time_to_follow_is_gone_with_the_cache() {
+        let default_ttl = Ttl::from_seconds(30).unwrap();
+        let sim = Sim::new(1, Shape { servers: 1, lag: Delay::ms(0, 0), ring: 16, default_ttl });
+        let shelf = Shelf::<Services>::new(sim.link(Quality::perfect()), Options::default());
+        let life = Life(Arc::new(shelf));
+        let entry = life.0.hold(&Namespace::new("shop").unwrap(), &ServiceId::new("a").unwrap()).unwrap();
+        let left = Arc::downgrade(&entry);
+        drop((entry, life));
+        tokio::task::yield_now().await;
+        assert_eq!(left.strong_count(), 0);
     }
 }
 

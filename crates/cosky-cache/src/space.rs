@@ -129,13 +129,13 @@ impl<K: Kind> Space<K> {
                 return Verdict::BeginAnew;
             }
             Event::State(state) => {
-                self.at = Some(change.index);
+                self.advance(change.index);
                 self.enter(*state, now);
                 return Verdict::GoOn;
             }
             _ => {}
         }
-        self.at = Some(change.index);
+        self.advance(change.index);
         if let Some((name, step)) = K::step(&change.event)
             && let Some(held) = self.names.get_mut(name)
         {
@@ -149,6 +149,18 @@ impl<K: Kind> Space<K> {
         }
         self.heard(now);
         Verdict::GoOn
+    }
+
+    /// A stream that took over may tell again what the last one has told.
+    fn advance(&mut self, to: Index) {
+        let before = self.at.filter(|at| at.epoch == to.epoch && at.sequence > to.sequence);
+        self.at = Some(before.unwrap_or(to));
+    }
+
+    /// Nothing is followed any more, since nothing is wanted.
+    pub(crate) fn unfollowed(&mut self) {
+        self.scope = None;
+        self.awaits = false;
     }
 
     /// The stream goes on after the last change, and nothing happened since.

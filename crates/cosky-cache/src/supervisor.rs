@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cosky_core::{Error, Event, Namespace, Read, Result, Scope};
+use cosky_core::{Error, Event, Namespace, Read, Result, Scope, StoreState};
 use futures_util::{FutureExt as _, StreamExt as _, stream::FuturesUnordered};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -56,6 +56,8 @@ pub(crate) struct Supervisor<K: Kind> {
     ticked: Now,
     /// Losses in a row.
     losses: u32,
+    /// It has begun, and not come to its end.
+    runs: bool,
     /// Whether it was told that protection has begun.
     told_protected: bool,
     subscribed: Share,
@@ -105,15 +107,18 @@ impl<K: Kind> Supervisor<K> {
             jitter: Jitter::new(shelf.options.seed),
             ticked,
             losses: 0,
+            runs: false,
             told_protected: false,
             shelf,
         }
     }
 
     pub(crate) async fn run(mut self) {
+        self.runs = true;
         loop {
             self.take_mail();
             if self.entries.is_empty() && self.shelf.forget(&self.namespace, &self.inbox) {
+                self.runs = false;
                 return;
             }
             self.load();
@@ -181,6 +186,7 @@ impl<K: Kind> Supervisor<K> {
     fn narrow(&mut self) {
         if self.entries.is_empty() {
             self.feed = None;
+            self.space.unfollowed();
             self.subscribed.set(0);
             return;
         }
@@ -456,6 +462,26 @@ async fn next(feed: &mut Option<Feed>) -> Fed {
     match feed {
         Some(feed) => feed.next().await,
         None => std::future::pending().await,
+    }
+}
+
+/// When a hook panics, or the runtime ends: nothing may look live that nobody follows any more.
+impl<K: Kind> Drop for Supervisor<K> {
+    fn drop(&mut self) {
+        // One that never ran may be dropped by whoever wanted to start it, under the lock.
+        if !self.runs {
+            return;
+        }
+        let entries = std::mem::take(&mut self.entries);
+        let entries = entries.into_iter().map(|(name, known)| (name, known.entry)).collect();
+        for entry in self.shelf.abandon(&self.namespace, &self.inbox, entries).into_values() {
+            let mut shown = (*entry.load_full()).clone();
+            shown.state = StoreState::Stale;
+            shown.since.get_or_insert_with(Instant::now);
+            shown.error = Some(Error::unavailable("the task that followed it has ended"));
+            shown.version += 1;
+            entry.show(Arc::new(shown));
+        }
     }
 }
 

@@ -417,6 +417,32 @@ fn an_incident_while_the_store_is_away_counts_from_its_return() {
 }
 
 #[test]
+fn a_stream_that_tells_again_what_was_told_goes_back_nowhere() {
+    let mut play = Play::following(&[1]);
+    play.good(&event(at(1, 20), InstanceOp::Register, &instance("a", 2)));
+    play.space.opened(Scope::services([service("a"), service("b")]).unwrap(), true);
+    play.good(&event(at(1, 15), InstanceOp::Register, &instance("c", 1)));
+    assert_eq!(play.space.at(), Some(at(1, 20)));
+    play.good(&Arc::new(Change::new(at(1, 16), Event::State(StoreState::Live))));
+    assert_eq!(play.space.at(), Some(at(1, 20)));
+    play.good(&event(at(1, 21), InstanceOp::Register, &instance("a", 3)));
+    assert_eq!(play.space.at(), Some(at(1, 21)));
+}
+
+#[test]
+fn a_name_that_comes_when_nothing_is_followed_any_more_waits_for_a_stream() {
+    let mut play = Play::following(&[1]);
+    play.space.release(&service("a"));
+    play.space.unfollowed();
+    play.want("a");
+    assert_eq!(play.asked(), [""; 0], "there is no stream that it could be in step with");
+    assert!(!play.shown("a").known);
+    play.space.opened(Scope::All, false);
+    play.good(&snapshot(at(1, 11), &[1, 2]));
+    assert_eq!((play.ports("a"), play.state()), (vec![1, 2], StoreState::Live));
+}
+
+#[test]
 fn without_protection_absence_counts_at_once() {
     let mut play = Play::with(false, false);
     play.follow(&[1]);

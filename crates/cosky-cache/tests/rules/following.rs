@@ -393,6 +393,36 @@ async fn metadata_is_handed_on_from_snapshots_answers_and_edits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_task_that_ends_before_its_time_leaves_nothing_live_and_another_takes_its_place() {
+    let scene = Scene::with(|options| {
+        options.on_metadata = Some(Arc::new(|_, instance| assert_eq!(instance.metadata().len(), 0)));
+    });
+    scene.desk.put("a", 1);
+    let view = scene.view("a").await;
+    scene.desk.put_with("a", 2, InstanceOp::SetMetadata, &[("zone", "z1")]);
+    until("it is stale", || view.state() == StoreState::Stale).await;
+    assert!(view.shown().error.is_some());
+    assert_eq!((scene.cache.figures().entries, scene.cache.figures().subscriptions), (0, 0));
+    scene.desk.remove("a", 2, InstanceOp::Deregister);
+    let again = scene.view("a").await;
+    assert_eq!((ports(&again), again.state()), (vec![1], StoreState::Live));
+}
+
+#[test]
+fn nothing_is_live_after_the_runtime() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (scene, view) = runtime.block_on(async {
+        let scene = Scene::new();
+        let view = scene.view("a").await;
+        (scene, view)
+    });
+    assert_eq!(view.state(), StoreState::Live);
+    drop(runtime);
+    assert_eq!(view.state(), StoreState::Stale);
+    assert_eq!(scene.empty_view("a").state(), StoreState::Stale);
+}
+
+#[tokio::test(start_paused = true)]
 async fn at_the_end_of_its_life_an_instance_is_asked_for() {
     let scene = Scene::with(|options| options.ask_at_deadline = true);
     scene.desk.put("a", 1);
