@@ -4,7 +4,7 @@ use std::{
     ops::Deref,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -22,10 +22,16 @@ pub(crate) struct Entry<K: Kind> {
     holders: AtomicUsize,
     /// It was looked up since somebody last asked.
     used: AtomicBool,
+    /// Acknowledged writes of this process.
+    writes: AtomicU64,
+    /// When the last of them was.
+    wrote_at: Mutex<Instant>,
+    /// The namespace's task was told to look at them and has not yet.
+    mailed: AtomicBool,
     inbox: Arc<Inbox<K>>,
 }
 
-/// What a namespace's task is told by others. Holds each entry once, so it is bounded by the limit of entries.
+/// What a namespace's task is told by others. Holds each entry twice at most, so it is bounded by the limit of entries.
 pub(crate) struct Inbox<K: Kind> {
     mail: Mutex<Mail<K>>,
     wake: Notify,
@@ -33,17 +39,23 @@ pub(crate) struct Inbox<K: Kind> {
 
 pub(crate) struct Mail<K: Kind> {
     pub(crate) wanted: Vec<Arc<Entry<K>>>,
+    /// Those that this process has changed something of.
+    pub(crate) wrote: Vec<Arc<Entry<K>>>,
     pub(crate) incident: Option<Incident>,
 }
 
 impl<K: Kind> Entry<K> {
     pub(crate) fn new(name: K::Name, inbox: Arc<Inbox<K>>) -> Self {
+        let now = Instant::now();
         Self {
             name,
-            shown: ArcSwap::from_pointee(Shown::nothing(Instant::now())),
+            shown: ArcSwap::from_pointee(Shown::nothing(now)),
             changed: Notify::new(),
             holders: AtomicUsize::new(0),
             used: AtomicBool::new(false),
+            writes: AtomicU64::new(0),
+            wrote_at: Mutex::new(now),
+            mailed: AtomicBool::new(false),
             inbox,
         }
     }
@@ -56,12 +68,17 @@ impl<K: Kind> Entry<K> {
 
     /// Waits until something else is shown than the version `seen`, and gives it.
     pub(crate) async fn changed(&self, seen: u64) -> Arc<Shown<K::Content>> {
+        self.shows(|shown| shown.version != seen).await
+    }
+
+    /// Waits until what is shown is so, and gives it.
+    pub(crate) async fn shows(&self, so: impl Fn(&Shown<K::Content>) -> bool) -> Arc<Shown<K::Content>> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());
             // From here on nothing is missed.
             changed.as_mut().enable();
             let shown = self.shown.load_full();
-            if shown.version != seen {
+            if so(&shown) {
                 return shown;
             }
             changed.await;
@@ -78,6 +95,31 @@ impl<K: Kind> Entry<K> {
     /// Whether it was looked up since this was last asked.
     pub(crate) fn was_used(&self) -> bool {
         self.used.load(Ordering::Relaxed) && self.used.swap(false, Ordering::Relaxed)
+    }
+
+    /// This process has changed something of it, and the registry has said so.
+    pub(crate) fn wrote(self: &Arc<Self>) {
+        *self.wrote_at.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        if !self.mailed.swap(true, Ordering::SeqCst) {
+            self.inbox.wrote(self.clone());
+        }
+    }
+
+    /// Acknowledged writes of this process.
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::SeqCst)
+    }
+
+    /// The same for the one who takes this entry out of the mail; later ones come by mail again.
+    pub(crate) fn writes_in_mail(&self) -> u64 {
+        self.mailed.store(false, Ordering::SeqCst);
+        self.writes()
+    }
+
+    /// When the last of them was.
+    pub(crate) fn wrote_at(&self) -> Instant {
+        *self.wrote_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn hold(&self) {
@@ -104,13 +146,24 @@ impl<K: Kind> Deref for Entry<K> {
     }
 }
 
+impl<K: Kind> Mail<K> {
+    fn empty() -> Self {
+        Self { wanted: Vec::new(), wrote: Vec::new(), incident: None }
+    }
+}
+
 impl<K: Kind> Inbox<K> {
     pub(crate) fn new() -> Self {
-        Self { mail: Mutex::new(Mail { wanted: Vec::new(), incident: None }), wake: Notify::new() }
+        Self { mail: Mutex::new(Mail::empty()), wake: Notify::new() }
     }
 
     pub(crate) fn want(&self, entry: Arc<Entry<K>>) {
         self.lock().wanted.push(entry);
+        self.wake.notify_one();
+    }
+
+    fn wrote(&self, entry: Arc<Entry<K>>) {
+        self.lock().wrote.push(entry);
         self.wake.notify_one();
     }
 
@@ -121,7 +174,7 @@ impl<K: Kind> Inbox<K> {
 
     /// What came since the last call.
     pub(crate) fn take(&self) -> Mail<K> {
-        std::mem::replace(&mut *self.lock(), Mail { wanted: Vec::new(), incident: None })
+        std::mem::replace(&mut *self.lock(), Mail::empty())
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -29,8 +29,15 @@ pub(crate) struct Held<K: Kind> {
     /// When the registry must be asked whether everything still lives.
     pub(crate) ask_at: Option<Duration>,
     guard: Option<Box<Guard<K::Id>>>,
+    /// Writes of this process that were acknowledged, those of them that the content has, and those that the next
+    /// snapshot will have.
+    pub(crate) wrote: u64,
+    pub(crate) writes: u64,
+    pub(crate) writes_to_come: u64,
     /// It is on the list of what must be shown anew.
     pub(crate) dirty: bool,
+    /// Not only the number of writes is new.
+    pub(crate) changed: bool,
     pub(crate) version: u64,
 }
 
@@ -66,7 +73,11 @@ impl<K: Kind> Held<K> {
             since: Some(now),
             ask_at: None,
             guard: None,
+            wrote: 0,
+            writes: 0,
+            writes_to_come: 0,
             dirty: false,
+            changed: false,
             version: 0,
         }
     }
@@ -165,6 +176,11 @@ impl<K: Kind> Held<K> {
         {
             self.work().retain(|item| !guard.absent.contains(K::id(item)));
         }
+    }
+
+    /// Whether it may lack a write of this process.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.writes < self.wrote
     }
 
     pub(crate) fn is_protected(&self) -> bool {

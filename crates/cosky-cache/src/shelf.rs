@@ -93,10 +93,27 @@ impl<K: Kind> Shelf<K> {
         name: &K::Name,
         read: impl FnOnce(&Arc<Shown<K::Content>>) -> T,
     ) -> Option<T> {
+        self.look(namespace, name, |_, shown| read(shown))
+    }
+
+    /// As [`Shelf::read`], beside the entry.
+    pub(crate) fn look<T>(
+        &self,
+        namespace: &Namespace,
+        name: &K::Name,
+        read: impl FnOnce(&Arc<Entry<K>>, &Arc<Shown<K::Content>>) -> T,
+    ) -> Option<T> {
         let entries = self.entries.pin();
         let slot = entries.get(&Asked::<K> { namespace, name })?;
         slot.entry.touch();
-        slot.shown.known.then(|| read(&slot.shown))
+        slot.shown.known.then(|| read(&slot.entry, &slot.shown))
+    }
+
+    /// This process has changed something of a name, and the registry has said so.
+    pub(crate) fn wrote(&self, namespace: &Namespace, name: &K::Name) {
+        if let Some(slot) = self.entries.pin().get(&Asked::<K> { namespace, name }) {
+            slot.entry.wrote();
+        }
     }
 
     /// Shows something new of an entry, to its views and to look-ups.

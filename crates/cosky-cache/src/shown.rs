@@ -24,6 +24,8 @@ pub struct Shown<C = Instances> {
     pub index: Option<Index>,
     /// Counts what was shown of this name.
     pub(crate) version: u64,
+    /// Writes of this process that are in it.
+    pub(crate) writes: u64,
 }
 
 /// The instances of a service.
@@ -46,6 +48,7 @@ impl<C: Default> Shown<C> {
             error: None,
             index: None,
             version: 0,
+            writes: 0,
         }
     }
 }

@@ -73,6 +73,10 @@ pub(crate) enum Verdict {
 pub(crate) struct Ask<N> {
     pub(crate) name: N,
     pub(crate) failures: u32,
+    /// Writes of this process that the answer will have.
+    pub(crate) writes: u64,
+    /// It is asked for those alone.
+    pub(crate) own: bool,
 }
 
 impl<K: Kind> Space<K> {
@@ -97,6 +101,14 @@ impl<K: Kind> Space<K> {
     pub(crate) fn want(&mut self, name: K::Name, now: Now) {
         self.names.entry(name.clone()).or_insert_with(|| Held::new(now.instant));
         self.load_what_is_covered(Some(&name));
+    }
+
+    /// This process has changed something of a name, for the `writes`th time, and the registry has said so.
+    pub(crate) fn wrote(&mut self, name: &K::Name, writes: u64) {
+        if let Some(held) = self.names.get_mut(name) {
+            held.wrote = held.wrote.max(writes);
+            self.load_what_is_covered(Some(name));
+        }
     }
 
     /// Nobody wants a name any more.
@@ -184,8 +196,14 @@ impl<K: Kind> Space<K> {
         }
     }
 
-    /// The registry answered, or failed to.
-    pub(crate) fn loaded(&mut self, name: &K::Name, answer: Result<Read<Vec<K::Item>>>, now: Now) -> Verdict {
+    /// The registry answered, or failed to. The answer has so many `writes` of this process.
+    pub(crate) fn loaded(
+        &mut self,
+        name: &K::Name,
+        writes: u64,
+        answer: Result<Read<Vec<K::Item>>>,
+        now: Now,
+    ) -> Verdict {
         let Some(held) = self.names.get_mut(name) else { return Verdict::GoOn };
         // A snapshot came first otherwise.
         let Some(loading) = held.loading.take() else { return Verdict::GoOn };
@@ -202,6 +220,7 @@ impl<K: Kind> Space<K> {
         };
         let Some(at) = self.at.filter(|at| at.epoch == read.index.epoch) else {
             // Another server than the stream's. Without a stream the next one settles it.
+            held.writes_to_come = held.writes_to_come.max(writes);
             return if self.scope.is_some() { Verdict::BeginAnew } else { Verdict::GoOn };
         };
         if !loading.reaches(read.index.sequence) {
@@ -224,6 +243,8 @@ impl<K: Kind> Space<K> {
         if changed {
             mark(&mut self.dirty, name, held);
         }
+        has_writes(&mut self.dirty, name, held, writes);
+        self.load_what_is_covered(Some(name));
         Verdict::GoOn
     }
 
@@ -263,8 +284,12 @@ impl<K: Kind> Space<K> {
     /// The names that must be asked for. What is not answered, or was given up, must be told to [`Space::loaded`].
     pub(crate) fn take_loads(&mut self) -> Vec<Ask<K::Name>> {
         let names = std::mem::take(&mut self.to_load);
-        let failures = |name: &K::Name| self.names.get(name).map(|held| held.failures);
-        names.into_iter().filter_map(|name| Some(Ask { failures: failures(&name)?, name })).collect()
+        let ask = |name: K::Name| {
+            let held = self.names.get(&name)?;
+            let own = held.follows && held.is_behind();
+            Some(Ask { name, failures: held.failures, writes: held.wrote, own })
+        };
+        names.into_iter().filter_map(ask).collect()
     }
 
     /// What must be shown anew.
@@ -294,8 +319,9 @@ impl<K: Kind> Space<K> {
         self.at
     }
 
-    pub(crate) fn wants(&self, name: &K::Name) -> bool {
-        self.names.contains_key(name)
+    /// What a name has, sorted by id, when the stream tells of it: nothing older counts any more.
+    pub(crate) fn followed(&self, name: &K::Name) -> &[K::Item] {
+        self.names.get(name).filter(|held| held.follows).map(Held::items).unwrap_or_default()
     }
 
     /// Names that the stream does not tell of yet.
@@ -349,6 +375,7 @@ impl<K: Kind> Space<K> {
             if renew(held, items, index.sequence, now, &mut self.protection, self.asks_at_deadline) {
                 mark(&mut self.dirty, name, held);
             }
+            has_writes(&mut self.dirty, name, held, held.writes_to_come);
         }
         self.enter(snapshot.state, now);
         self.load_what_is_covered(None);
@@ -392,9 +419,12 @@ impl<K: Kind> Space<K> {
         let streams = self.scope.is_some() && !self.awaits;
         let Some(held) = self.names.get_mut(name) else { return Verdict::GoOn };
         held.failures = held.failures.saturating_add(1);
-        held.since.get_or_insert(now.instant);
-        if held.error.replace(error).is_none() || !held.known {
-            mark(&mut self.dirty, name, held);
+        // What the stream tells of, and was asked for to have a write of this process, is as good as before.
+        if !(held.follows && held.is_behind()) {
+            held.since.get_or_insert(now.instant);
+            if held.error.replace(error).is_none() || !held.known {
+                mark(&mut self.dirty, name, held);
+            }
         }
         if streams {
             held.loading = Some(Loading::new(self.at.map_or(0, |at| at.sequence)));
@@ -405,12 +435,14 @@ impl<K: Kind> Space<K> {
         Verdict::GoOn
     }
 
-    /// Asks for names that the stream tells of though it did not begin with them.
+    /// Asks for names that the stream tells of though it did not begin with them, and for those that may lack a write of
+    /// this process.
     fn load_what_is_covered(&mut self, only: Option<&K::Name>) {
         let Some(scope) = self.scope.as_ref().filter(|_| !self.awaits) else { return };
         let at = self.at.map_or(0, |at| at.sequence);
         let mut ask = |name: &K::Name, held: &mut Held<K>| {
-            if !held.follows && held.loading.is_none() && K::covers(scope, name) {
+            let lacks = !held.follows || held.is_behind();
+            if lacks && held.loading.is_none() && K::covers(scope, name) {
                 held.loading = Some(Loading::new(at));
                 self.to_load.push(name.clone());
             }
@@ -452,7 +484,7 @@ impl<K: Kind> Space<K> {
         } else {
             held.since.get_or_insert(now.instant);
         }
-        held.version += 1;
+        held.version += u64::from(std::mem::take(&mut held.changed));
         let shown = Shown {
             content: held.content(),
             state,
@@ -461,6 +493,7 @@ impl<K: Kind> Space<K> {
             error,
             index: self.at.filter(|_| held.known),
             version: held.version,
+            writes: held.writes,
         };
         Some((name, shown))
     }
@@ -516,7 +549,21 @@ fn ask_after<K: Kind>(held: &mut Held<K>, life: Duration, now: Now, asks: bool) 
     }
 }
 
+/// So many writes of this process are in it.
+fn has_writes<K: Kind>(dirty: &mut Vec<K::Name>, name: &K::Name, held: &mut Held<K>, writes: u64) {
+    if held.writes < writes {
+        held.writes = writes;
+        mark_quietly(dirty, name, held);
+    }
+}
+
 fn mark<K: Kind>(dirty: &mut Vec<K::Name>, name: &K::Name, held: &mut Held<K>) {
+    held.changed = true;
+    mark_quietly(dirty, name, held);
+}
+
+/// Marks what is no news to readers of the content.
+fn mark_quietly<K: Kind>(dirty: &mut Vec<K::Name>, name: &K::Name, held: &mut Held<K>) {
     if !std::mem::replace(&mut held.dirty, true) {
         dirty.push(name.clone());
     }

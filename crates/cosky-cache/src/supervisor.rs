@@ -71,7 +71,7 @@ struct Known<K: Kind> {
 }
 
 type Load<K> = Pin<Box<dyn Future<Output = Answer<K>> + Send>>;
-type Answer<K> = (<K as Kind>::Name, Result<Read<Vec<<K as Kind>::Item>>>);
+type Answer<K> = (Ask<<K as Kind>::Name>, Result<Read<Vec<<K as Kind>::Item>>>);
 
 /// This namespace's part of a figure of the whole cache; taken back at the end.
 struct Share {
@@ -127,7 +127,7 @@ impl<K: Kind> Supervisor<K> {
             tokio::select! {
                 // In this order, so that a test can be played again, and so that what is rare comes first.
                 biased;
-                Some((name, answer)) = self.loads.next() => self.loaded(&name, answer),
+                Some((ask, answer)) = self.loads.next() => self.loaded(&ask, answer),
                 answer = self.comparison.answer() => self.compared(answer),
                 () = self.inbox.woken() => self.make_room(),
                 fed = next(&mut self.feed) => self.take_all(fed),
@@ -150,6 +150,9 @@ impl<K: Kind> Supervisor<K> {
         let any = !mail.wanted.is_empty();
         for entry in mail.wanted {
             self.entries.insert(entry.name.clone(), Known { entry, looked_up: None });
+        }
+        for (name, writes) in mail.wrote.iter().map(|entry| (&entry.name, entry.writes_in_mail())) {
+            self.space.wrote(name, writes);
         }
         if any {
             self.widen();
@@ -292,7 +295,8 @@ impl<K: Kind> Supervisor<K> {
     /// Asks for what must be asked for, some at a time.
     fn load(&mut self) {
         self.waiting.extend(self.space.take_loads());
-        if self.waiting.len() > MANY {
+        // A snapshot would not spare those their question: who knows when it was asked for.
+        if self.waiting.iter().filter(|ask| !ask.own).count() > MANY {
             self.begin_anew();
         }
         while self.loads.len() < LOADS
@@ -305,31 +309,40 @@ impl<K: Kind> Supervisor<K> {
                 if let Some(delay) = delay {
                     sleep(delay).await;
                 }
-                (ask.name, answer.await)
+                (ask, answer.await)
             }));
         }
     }
 
-    fn loaded(&mut self, name: &K::Name, answer: Result<Read<Vec<K::Item>>>) {
+    fn loaded(&mut self, ask: &Ask<K::Name>, answer: Result<Read<Vec<K::Item>>>) {
         let now = self.now();
-        if let (Some(hook), Ok(read)) = (&self.shelf.options.on_metadata, &answer) {
-            read.value.iter().for_each(|item| K::saw(hook, &self.namespace, item));
+        let told = answer.is_ok();
+        let verdict = self.space.loaded(&ask.name, ask.writes, answer, now);
+        if told {
+            self.saw_all(&ask.name);
         }
-        let verdict = self.space.loaded(name, answer, now);
         self.judge(verdict, now);
     }
 
-    /// Hands on the metadata that was told.
+    /// Hands on the metadata of what an event told of.
     fn saw(&self, event: &Event) {
-        let Some(hook) = &self.shelf.options.on_metadata else { return };
-        if let Event::Snapshot(snapshot) = event {
-            for name in self.entries.keys() {
-                K::snapshot(snapshot, name).iter().for_each(|item| K::saw(hook, &self.namespace, item));
-            }
-        } else if let Some((name, Step::Put { item, edited: true })) = K::step(event)
-            && self.space.wants(name)
+        if matches!(event, Event::Snapshot(_)) {
+            self.entries.keys().for_each(|name| self.saw_all(name));
+        } else if let Some((name, Step::Put { item, .. })) = K::step(event)
+            && let Some(hook) = &self.shelf.options.on_metadata
         {
-            K::saw(hook, &self.namespace, item);
+            // As it is held now: something newer may be.
+            let items = self.space.followed(name);
+            if let Ok(at) = items.binary_search_by(|held| K::id(held).cmp(K::id(item))) {
+                K::saw(hook, &self.namespace, &items[at]);
+            }
+        }
+    }
+
+    /// Hands on the metadata of everything that a name has.
+    fn saw_all(&self, name: &K::Name) {
+        if let Some(hook) = &self.shelf.options.on_metadata {
+            self.space.followed(name).iter().for_each(|item| K::saw(hook, &self.namespace, item));
         }
     }
 

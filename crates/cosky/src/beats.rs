@@ -6,8 +6,10 @@ use std::{
     time::Duration,
 };
 
+use cosky_cache::Backoff;
+use cosky_cache::Cache;
 use cosky_core::{
-    Beat, BeatKey, Error, InstanceId, Metadata, Namespace, Registered, Registry, limits::BEATS,
+    Beat, BeatKey, Error, InstanceId, Metadata, Namespace, Registered, Registry, ServiceId, limits::BEATS,
 };
 use tokio::{
     runtime::Handle,
@@ -17,7 +19,6 @@ use tokio::{
 };
 
 use crate::{
-    backoff::Backoff,
     entry::{Entry, Leave, Phase},
     instance::Wanted,
     transport::rounded,
@@ -43,6 +44,8 @@ pub(crate) struct Keeper {
     wake: Notify,
     /// How many are leaving.
     leaving: watch::Sender<usize>,
+    /// Shows what is written here to readers in this process.
+    cache: Option<Cache>,
 }
 
 /// What is to be done now, and when to look again.
@@ -71,6 +74,19 @@ impl Keeper {
             batch: tokio::sync::Mutex::new(()),
             wake: Notify::new(),
             leaving: watch::Sender::new(0),
+            cache: None,
+        }
+    }
+
+    /// Has its writes shown by `cache` as soon as they are acknowledged.
+    pub(crate) fn shown_by(self, cache: Cache) -> Self {
+        Self { cache: Some(cache), ..self }
+    }
+
+    /// The registry acknowledged a write.
+    pub(crate) fn wrote(&self, service: &ServiceId) {
+        if let Some(cache) = &self.cache {
+            cache.wrote(&self.namespace, service);
         }
     }
 
@@ -129,7 +145,9 @@ impl Keeper {
         entry.asked();
         let limit = wanted.limits.timeout.unwrap_or(self.limit);
         let answer = timeout(limit, self.registry.register(&self.namespace, &new)).await;
-        answer.unwrap_or_else(|_| Err(late(limit)))
+        let registered = answer.unwrap_or_else(|_| Err(late(limit)))?;
+        self.wrote(&entry.service);
+        Ok(registered)
     }
 
     /// Looks again at what is due.
@@ -215,7 +233,7 @@ impl Keeper {
                 Instant::now() + PERMANENT_GOODBYE
             }
         };
-        let mut backoff = Backoff::reconnect();
+        let mut backoff = Backoff::short();
         loop {
             let ask = self.registry.deregister(
                 &self.namespace,
@@ -230,7 +248,11 @@ impl Keeper {
                     @ (Error::Unavailable { .. } | Error::Unauthorized { .. } | Error::Exhausted { .. }),
                 ) => error,
                 // Who has no right, or names what cannot be, will not be heard later either.
-                answer => return answer,
+                Ok(was_there) => {
+                    self.wrote(&entry.service);
+                    return Ok(was_there);
+                }
+                refused => return refused,
             };
             let again = Instant::now() + backoff.delay();
             if again >= end {

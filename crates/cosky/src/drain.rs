@@ -31,6 +31,7 @@ impl Held {
         if entry.was_told() {
             let (registry, namespace) = (self.keeper.registry(), self.keeper.namespace());
             registry.patch_metadata(namespace, &entry.service, entry.id.as_str(), patch).await?;
+            self.keeper.wrote(&entry.service);
         }
         let patched = entry.lock().registration.metadata.patched(patch)?;
         entry.set_metadata(patched);

@@ -2,7 +2,7 @@
 
 use std::{fmt, future::IntoFuture, pin::Pin, sync::Arc, time::Duration};
 
-use cosky_cache::Watch;
+use cosky_cache::{Cache, Watch};
 use cosky_core::{Error as CoreError, Namespace, Read, Registry, Scope, ServiceId, ServiceInstance};
 use tokio::{runtime::Handle, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
@@ -47,9 +47,11 @@ impl NamespaceCore {
         close_timeout: Duration,
         home: Arc<Home>,
     ) -> Self {
-        let keeper = Arc::new(Keeper::new(registry, namespace, runtime.clone(), request_timeout));
+        let cache: Remembered = cache.into();
+        let keeper = Keeper::new(registry, namespace, runtime.clone(), request_timeout);
+        let keeper = Arc::new(keeper.shown_by(Cache::clone(&cache)));
         let beats = Arc::new(AbortOnDropHandle::new(runtime.spawn(keeper.clone().run())));
-        Self { keeper, beats, cache: cache.into(), close_timeout, home }
+        Self { keeper, beats, cache, close_timeout, home }
     }
 }
 
@@ -76,19 +78,24 @@ impl NamespaceClient {
     /// most 5 s; later ones are answered from memory, which follows the registry as a view does until nobody has asked for
     /// a minute. A view is quicker.
     ///
+    /// What this client registered, deregistered or edited by a [`crate::Registration`], and the server acknowledged, is in
+    /// the list: a call right after it waits for that, 2 s at most. A list that says that it is stale may lack it.
+    ///
     /// # Errors
     /// [`crate::Error::Registry`] when the name breaks a rule, when the registry refuses or does not answer and nothing is
-    /// known yet, and above 10,000 services of one client. An error is not remembered.
+    /// known yet, when what this client wrote is not known after 2 s though the list is not stale, and above 10,000 services
+    /// of one client. An error is not remembered.
     pub async fn instances(&self, service: impl AsRef<str>) -> Result<Read<Arc<[ServiceInstance]>>> {
         let service = ServiceId::new(service.as_ref())?;
         Ok(self.core.cache.instances(self.name(), &service).await?)
     }
 
-    /// One instance by its id: from memory where the service is followed, else from the registry, which is also asked for
-    /// what memory lacks. `None` when it does not exist.
+    /// One instance by its id: from memory where the service is followed and its list is live, else from the registry, which
+    /// is also asked for what memory lacks. When it does not answer, what memory has counts. `None` when it does not exist.
     ///
     /// # Errors
-    /// [`crate::Error::Registry`] when the name breaks a rule, or the registry had to be asked and did not answer.
+    /// [`crate::Error::Registry`] when the name breaks a rule, or the registry had to be asked and refused, or did not answer
+    /// and nothing is known.
     pub async fn instance(
         &self,
         service: impl AsRef<str>,

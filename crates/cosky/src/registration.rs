@@ -120,6 +120,7 @@ impl Registration {
         if entry.was_told() {
             let (registry, namespace) = (self.held.keeper.registry(), self.held.keeper.namespace());
             registry.set_metadata(namespace, &entry.service, entry.id.as_str(), &metadata).await?;
+            self.held.keeper.wrote(&entry.service);
         }
         entry.set_metadata(metadata);
         Ok(())

@@ -312,6 +312,32 @@ async fn names_are_looked_up_without_a_view() {
     ));
 }
 
+/// P11. The stream is late all the while, so that only what was asked for can have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn p11_what_this_client_wrote_is_in_its_next_look_up() {
+    let server = Server::start().await;
+    let proxy = Proxy::before(server.address).await;
+    let shop = Cosky::connect(proxy.url()).await.unwrap().namespace(NS).unwrap();
+    let stock = shop.discover("stock").await.unwrap();
+    proxy.set(Mode::HoldStreams);
+    let ids = async || -> Vec<String> {
+        let read = shop.instances("stock").await.unwrap();
+        read.value.iter().map(|instance| instance.id().to_string()).collect()
+    };
+    for _ in 0..200 {
+        let registered = shop.register(Instance::http("stock", "10.0.0.5", 8080)).await.unwrap();
+        let id = registered.id().to_string();
+        assert_eq!(ids().await, [id.as_str()]);
+        assert_eq!(stock.snapshot().len(), 1, "views have it too");
+        registered.set_status("DRAINING").await.unwrap();
+        let seen = shop.instance("stock", &id).await.unwrap().unwrap();
+        assert_eq!(seen.metadata().get("instance_status"), Some("DRAINING"));
+        registered.close().await.unwrap();
+        assert_eq!(ids().await, [""; 0]);
+        assert!(shop.instance("stock", &id).await.unwrap().is_none());
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn discovering_fails_in_time_when_nobody_answers() {
     let shop = Cosky::connect(nobody().await).lazy().await.unwrap().namespace(NS).unwrap();

@@ -101,7 +101,7 @@ impl Play {
     }
 
     fn loaded(&mut self, name: &str, answer: Result<Read<Vec<ServiceInstance>>>) -> Verdict {
-        self.space.loaded(&service(name), answer, self.now())
+        self.space.loaded(&service(name), 0, answer, self.now())
     }
 
     fn lose(&mut self) {
@@ -220,7 +220,7 @@ fn an_answer_older_than_the_question_is_asked_for_again() {
     play.asked();
     assert!(matches!(play.loaded("b", read(at(1, 9), vec![])), Verdict::GoOn));
     assert!(!play.shown("b").known);
-    assert_eq!(play.space.take_loads(), [Ask { name: service("b"), failures: 1 }]);
+    assert_eq!(play.space.take_loads(), [Ask { name: service("b"), failures: 1, writes: 0, own: false }]);
     assert!(matches!(play.loaded("b", read(at(1, 10), vec![])), Verdict::GoOn));
     assert!(play.shown("b").known);
 }
@@ -263,7 +263,7 @@ fn a_failed_answer_is_told_and_asked_for_again_and_is_no_content() {
         let _ = play.loaded("b", Err(Error::unavailable("no answer")));
         let shown = play.shown("b");
         assert!(!shown.known && shown.error.is_some() && shown.state == StoreState::Stale);
-        assert_eq!(play.space.take_loads(), [Ask { name: service("b"), failures }]);
+        assert_eq!(play.space.take_loads(), [Ask { name: service("b"), failures, writes: 0, own: false }]);
     }
     assert_eq!(play.state(), StoreState::Live, "others are not concerned");
     let _ = play.loaded("b", read(at(1, 10), vec![]));
@@ -578,8 +578,11 @@ impl Model {
     }
 
     fn open(&mut self, play: &mut Play, resume: bool) {
-        let wanted: Vec<_> =
-            NAMES.iter().map(|name| service(name)).filter(|name| play.space.wants(name)).collect();
+        let wanted: Vec<_> = NAMES
+            .iter()
+            .map(|name| service(name))
+            .filter(|name| play.space.names.contains_key(name))
+            .collect();
         let Ok(scope) = Scope::services(wanted) else { return };
         let from = self.told.filter(|_| resume);
         let place = from.filter(|from| from.epoch == self.epoch).map(|from| from.sequence as usize);
@@ -639,7 +642,7 @@ impl Model {
     /// What is known of a name is what it once was, and never older than what was known before.
     fn check(&mut self, play: &mut Play) {
         for (at, name) in NAMES.iter().enumerate() {
-            if !play.space.wants(&service(name)) {
+            if !play.space.names.contains_key(&service(name)) {
                 continue;
             }
             let shown = play.shown(name);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cosky_core::{Error, StoreState};
+use cosky_core::{Error, InstanceOp, StoreState};
 use tokio::time::{Instant, sleep};
 
 use super::*;
@@ -190,4 +190,137 @@ async fn c48_views_that_are_given_up_make_room_at_once_and_leave_nothing() {
     until("one stream is left", || scene.desk.watchers() == 1).await;
     let asked = scene.desk.asked("");
     assert!(asked < 10, "{asked} questions");
+}
+
+async fn looked_up(scene: &Scene, name: &str) -> cosky_core::Result<Vec<u32>> {
+    let read = scene.cache.instances(&namespace(), &service(name)).await?;
+    Ok(read.value.iter().map(|instance| instance.port().get()).collect())
+}
+
+/// P11. The stream is late all the while.
+#[tokio::test(start_paused = true)]
+async fn what_this_process_wrote_is_in_the_next_look_up_and_in_views() {
+    let scene = Scene::new();
+    let (ns, a) = (namespace(), service("a"));
+    let mut view = scene.view("a").await;
+    scene.desk.state().mute = true;
+    for port in 1..=200 {
+        scene.desk.put("a", port);
+        scene.cache.wrote(&ns, &a);
+        assert!(looked_up(&scene, "a").await.unwrap().contains(&port));
+        let id = format!("a@http#10.0.0.1#{port}");
+        assert!(scene.cache.instance(&ns, &a, &id).await.unwrap().is_some());
+        assert_eq!(ports(&view), [port]);
+        scene.desk.remove("a", port, InstanceOp::Deregister);
+        scene.cache.wrote(&ns, &a);
+        assert_eq!(looked_up(&scene, "a").await.unwrap(), [] as [u32; 0]);
+    }
+    assert_eq!(scene.desk.asked("instance "), 0, "one was enough");
+    // What the stream tells late is nothing new.
+    soon(view.changed()).await;
+    scene.desk.speak();
+    assert!(timeout(s(60), view.changed()).await.is_err());
+    // Nothing comes of what nobody looks for.
+    scene.cache.wrote(&ns, &service("z"));
+    assert_eq!(scene.cache.figures().entries, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_was_asked_for_before_a_write_does_not_count_for_it() {
+    let scene = Scene::new();
+    let (ns, a) = (namespace(), service("a"));
+    let view = scene.view("a").await;
+    scene.desk.state().mute = true;
+    scene.desk.holds_loads.store(true, std::sync::atomic::Ordering::SeqCst);
+    scene.desk.put("a", 1);
+    scene.cache.wrote(&ns, &a);
+    until("it is asked for", || scene.desk.asked("instances a") == 1).await;
+    scene.desk.put("a", 2);
+    scene.cache.wrote(&ns, &a);
+    let (list, ()) = tokio::join!(looked_up(&scene, "a"), async {
+        sleep(s(1)).await;
+        scene.desk.answer();
+    });
+    assert_eq!((list.unwrap(), ports(&view)), (vec![1, 2], vec![1, 2]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_writes_at_once_and_a_stream_that_begins_anew_are_waited_for() {
+    let scene = Scene::new();
+    let names: Vec<_> = (0..50).map(|at| format!("s{at}")).collect();
+    let mut views = Vec::new();
+    for name in &names {
+        views.push(scene.view(name).await);
+    }
+    scene.desk.state().mute = true;
+    for (port, name) in (1..).zip(&names) {
+        scene.desk.put(name, port);
+        scene.cache.wrote(&namespace(), &service(name));
+    }
+    let resyncs = scene.cache.figures().resyncs;
+    for (port, name) in (1..).zip(&names) {
+        assert_eq!(looked_up(&scene, name).await.unwrap(), [port]);
+    }
+    assert_eq!(scene.cache.figures().resyncs, resyncs);
+    scene.desk.put("s0", 100);
+    scene.desk.restart();
+    scene.cache.wrote(&namespace(), &service("s0"));
+    assert_eq!(looked_up(&scene, "s0").await.unwrap(), [1, 100]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_cannot_be_shown_in_time_is_told_unless_the_list_says_that_it_is_stale() {
+    let scene = Scene::new();
+    let (ns, a) = (namespace(), service("a"));
+    let view = scene.view("a").await;
+    scene.desk.state().mute = true;
+    scene.desk.state().refuses_read = Some(Error::Exhausted { what: "requests", limit: 1 });
+    scene.desk.put("a", 1);
+    scene.cache.wrote(&ns, &a);
+    let start = Instant::now();
+    let error = looked_up(&scene, "a").await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert_eq!(
+        (start.elapsed().as_secs(), view.state()),
+        (2, StoreState::Live),
+        "others are told of nothing"
+    );
+    assert!(looked_up(&scene, "a").await.is_err());
+    assert_eq!(start.elapsed().as_secs(), 2, "no second wait for one write");
+    scene.desk.state().refuses_watch = Some(Error::unavailable("nobody answers"));
+    scene.desk.cut();
+    until("it is stale", || view.state() == StoreState::Stale).await;
+    assert_eq!(looked_up(&scene, "a").await.unwrap(), [] as [u32; 0]);
+    scene.desk.state().refuses_read = None;
+    scene.desk.state().refuses_watch = None;
+    until("it is live", || view.state() == StoreState::Live).await;
+    let list = async {
+        loop {
+            // The question is asked again by itself, after a pause that grew.
+            match looked_up(&scene, "a").await {
+                Ok(list) => return list,
+                Err(_) => sleep(s(1)).await,
+            }
+        }
+    };
+    assert_eq!(soon(list).await, [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_instance_is_asked_for_while_the_list_is_not_live() {
+    let scene = Scene::new();
+    scene.desk.put("a", 1);
+    scene.desk.put("a", 2);
+    let view = scene.view("a").await;
+    scene.desk.state().refuses_watch = Some(Error::unavailable("nobody answers"));
+    scene.desk.cut();
+    until("it is stale", || view.state() == StoreState::Stale).await;
+    scene.desk.remove("a", 1, InstanceOp::Deregister);
+    let ask = async |id: &str| scene.cache.instance(&namespace(), &service("a"), id).await;
+    assert!(ask("a@http#10.0.0.1#1").await.unwrap().is_none(), "the registry says so");
+    assert!(ask("a@http#10.0.0.1#2").await.unwrap().is_some());
+    scene.desk.state().refuses_read = Some(Error::unavailable("no answer"));
+    assert!(ask("a@http#10.0.0.1#1").await.unwrap().is_some(), "better than nothing");
+    scene.desk.state().refuses_read = Some(Error::Forbidden { reason: "no".into() });
+    assert!(ask("a@http#10.0.0.1#1").await.is_err());
 }
