@@ -26,7 +26,8 @@ impl Kind for Services {
     }
 
     fn weight(name: &ServiceId) -> usize {
-        "&service=".len() + name.as_str().len()
+        let encoded = |byte: u8| if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) { 1 } else { 3 };
+        "&service=".len() + name.as_str().bytes().map(encoded).sum::<usize>()
     }
 
     fn covers(scope: &Scope, name: &ServiceId) -> bool {

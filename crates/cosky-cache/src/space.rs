@@ -182,6 +182,16 @@ impl<K: Kind> Space<K> {
         }
     }
 
+    /// A stream that would tell of more is refused; this one goes on. Who waits for what it does not tell is told why.
+    pub(crate) fn refused(&mut self, error: &Error) {
+        for (name, held) in &mut self.names {
+            if !held.follows && held.loading.is_none() {
+                held.error = Some(error.clone());
+                mark(&mut self.dirty, name, held);
+            }
+        }
+    }
+
     /// The stream was lost, or cannot be trusted any more.
     pub(crate) fn lost(&mut self, error: Error, now: Now) {
         self.scope = None;

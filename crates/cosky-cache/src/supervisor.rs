@@ -30,6 +30,8 @@ use crate::{
 const NAMED: usize = 64;
 /// Below this a subscription of the whole namespace goes back to names.
 const NAMED_AGAIN: usize = 32;
+/// Bytes of each of these names, on average, in the question.
+const NAME_BYTES: usize = 64;
 /// The most names that are asked for at once.
 const LOADS: usize = 16;
 /// When more names than this are new, everything is asked for in one snapshot.
@@ -242,6 +244,7 @@ impl<K: Kind> Supervisor<K> {
                 }
                 self.judge(verdict, now);
             }
+            Fed::Refused(error) => self.space.refused(&error),
             Fed::Told(Watched::Resumed) => {
                 self.space.heard(now);
                 self.followed_again();
@@ -466,9 +469,14 @@ impl<K: Kind> Supervisor<K> {
     }
 }
 
-/// These names, or everything when they are more than `most`.
-fn scope_of<'a, K: Kind>(names: impl ExactSizeIterator<Item = &'a K::Name>, most: usize) -> Scope {
-    if names.len() > most { Scope::All } else { K::scope(names.cloned().collect::<BTreeSet<_>>()) }
+/// These names, or everything when they are more than `most`, or too long for a line of a request.
+fn scope_of<'a, K: Kind>(names: impl ExactSizeIterator<Item = &'a K::Name> + Clone, most: usize) -> Scope {
+    let bytes: usize = names.clone().map(K::weight).sum();
+    if names.len() > most || bytes > most * NAME_BYTES {
+        Scope::All
+    } else {
+        K::scope(names.cloned().collect::<BTreeSet<_>>())
+    }
 }
 
 async fn next(feed: &mut Option<Feed>) -> Fed {

@@ -12,6 +12,12 @@ use crate::backoff::Backoff;
 const SHORT: Duration = Duration::from_secs(2);
 /// A server that does not remember the last change begins with a snapshot within this.
 const SETTLE: Duration = Duration::from_secs(1);
+/// A stream that ended well is followed by the next one within this, or what it told is stale.
+const GAP: Duration = Duration::from_secs(1);
+/// So many refusals of a stream of another scope in a row are told.
+const TOLD: u32 = 2;
+/// So many in a row for want of a place for watchers: then the one that stands takes the last place.
+const FULL: u32 = 3;
 /// Other scopes are not asked for more often than this: names come and go together.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -49,6 +55,10 @@ pub(crate) struct Feed {
     opened: Instant,
     /// Until when a stream that was opened after the last change may still begin with a snapshot.
     settles_at: Option<Instant>,
+    /// Until when the next stream must stand after one that ended well.
+    gap_until: Option<Instant>,
+    /// Refusals in a row while a stream stands.
+    refusals: u32,
     retry_at: Option<Instant>,
     backoff: Backoff,
 }
@@ -57,6 +67,8 @@ pub(crate) struct Feed {
 pub(crate) enum Fed {
     /// A stream stands. Unless it resumes, its first item is a snapshot.
     Opened { scope: Scope, resumes: bool },
+    /// The stream stands, but another one that is wanted in its place is refused again and again.
+    Refused(Error),
     /// What the watch tells.
     Told(Watched),
 }
@@ -113,6 +125,8 @@ impl Feed {
             asked: now,
             opened: now,
             settles_at: None,
+            gap_until: None,
+            refusals: 0,
             retry_at: None,
             backoff: Backoff::new(seed),
         }
@@ -173,6 +187,11 @@ impl Feed {
                     self.settles_at = None;
                     return Fed::Told(Watched::Resumed);
                 }
+                () = reached(self.gap_until) => {
+                    self.gap_until = None;
+                    let reason = format!("the stream ended, and no other stood within {GAP:?}");
+                    return Fed::Told(Watched::Lost(Error::unavailable(reason)));
+                }
                 () = reached(self.retry_at) => self.retry_at = None,
             }
         }
@@ -194,6 +213,8 @@ impl Feed {
             Ok(stream) => {
                 self.stream = Some(stream);
                 self.opened = Instant::now();
+                self.gap_until = None;
+                self.refusals = 0;
                 if opening.afresh {
                     self.last = None;
                 }
@@ -206,15 +227,19 @@ impl Feed {
                 self.settles_at = opening.resumes.then(|| self.opened + SETTLE);
                 Some(Fed::Opened { scope: opening.scope, resumes: opening.resumes })
             }
-            // The one that stands takes the last place.
-            Err(Error::Exhausted { .. }) if self.stream.is_some() => {
-                self.stream = None;
-                self.retry_at = Some(Instant::now() + self.backoff.shortest());
-                None
-            }
-            Err(_) if self.stream.is_some() => {
-                self.retry_at = Some(self.asked + self.backoff.delay());
-                None
+            Err(error) if self.stream.is_some() => {
+                self.refusals = self.refusals.saturating_add(1);
+                let full = matches!(error, Error::Exhausted { what: "watchers", .. });
+                if full && self.refusals >= FULL {
+                    // The one that stands may take the last place.
+                    self.stream = None;
+                    self.refusals = 0;
+                    self.gap_until = Some(Instant::now() + GAP);
+                    self.retry_at = Some(Instant::now() + self.backoff.shortest());
+                } else {
+                    self.retry_at = Some(self.asked + self.backoff.delay());
+                }
+                (self.refusals >= TOLD && !full).then_some(Fed::Refused(error))
             }
             Err(error) => Some(Fed::Told(self.lost(error))),
         }
@@ -250,6 +275,8 @@ impl Feed {
             self.backoff.reset();
         }
         self.settles_at = None;
+        self.gap_until = None;
+        self.refusals = 0;
         self.opening = None;
         // One that was waited for in vain has kept its distance from the next one already.
         let soonest = Instant::now() + self.backoff.shortest();
@@ -273,6 +300,7 @@ impl Feed {
     /// The stream ended well: the next one follows at once, unless streams end again and again.
     fn end(&mut self) {
         self.stream = None;
+        self.gap_until = Some(Instant::now() + GAP);
         if self.opened.elapsed() >= SHORT {
             self.backoff.reset();
         } else {

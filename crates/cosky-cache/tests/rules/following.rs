@@ -361,6 +361,66 @@ async fn after_a_suspend_nothing_is_trusted_until_a_new_stream_stands() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn long_names_are_not_named() {
+    let scene = Scene::new();
+    let mut views: Vec<_> = (0..20).map(|at| scene.empty_view(&format!("{at:0>500}"))).collect();
+    for view in &mut views {
+        view.ready(PATIENCE).await.unwrap();
+    }
+    assert_eq!(scene.desk.state().asked, ["watch everything"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_wider_stream_is_told_why_there_is_none() {
+    let scene = Scene::new();
+    let a = scene.view("a").await;
+    scene.desk.state().refuses_watch = Some(Error::Forbidden { reason: "not b".into() });
+    let mut b = scene.empty_view("b");
+    let start = tokio::time::Instant::now();
+    let error = b.ready(PATIENCE).await.unwrap_err();
+    assert!(matches!(error, Error::Forbidden { .. }), "{error:?}");
+    assert!(start.elapsed() < s(5), "{:?}", start.elapsed());
+    assert!(scene.desk.asked("watch a b") >= 2, "one refusal is not told");
+    assert_eq!(a.state(), StoreState::Live, "the old stream goes on");
+    scene.desk.state().refuses_watch = None;
+    until("b is live", || b.state() == StoreState::Live).await;
+    assert!(b.shown().error.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_busy_for_a_while_costs_no_stream() {
+    let scene = Scene::new();
+    let a = scene.view("a").await;
+    for (what, tries) in [("requests", 6), ("watchers", 2)] {
+        let before = scene.desk.asked("watch");
+        scene.desk.state().refuses_watch = Some(Error::Exhausted { what, limit: 1 });
+        let mut b = scene.empty_view(what);
+        until("it is asked for", || scene.desk.asked("watch") >= before + tries).await;
+        assert_eq!(scene.desk.watchers(), 1, "{what}");
+        scene.desk.state().refuses_watch = None;
+        until("it is known", || b.shown().known).await;
+        b.ready(PATIENCE).await.unwrap();
+        assert_eq!(a.state(), StoreState::Live);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_stream_that_ended_well_nothing_is_live_for_long_without_another() {
+    let scene = Scene::new();
+    let view = scene.view("a").await;
+    sleep(s(5)).await;
+    scene.desk.holds_watches.store(true, Ordering::SeqCst);
+    scene.desk.end();
+    sleep(Duration::from_millis(900)).await;
+    assert_eq!(view.state(), StoreState::Live, "the next one may come yet");
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(view.state(), StoreState::Stale);
+    scene.desk.answer();
+    until("it is live", || view.state() == StoreState::Live).await;
+    assert_eq!(scene.desk.asked("watch"), 2, "it was waited for all the same");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_server_gets_the_place_back_that_a_wider_stream_needs() {
     let scene = Scene::new();
     let a = scene.view("a").await;
