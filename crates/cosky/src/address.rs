@@ -75,6 +75,16 @@ impl Addresses {
         self.order_from(self.current.load(Ordering::Relaxed))
     }
 
+    /// Every address once, for a request about what a stream of `first` tells: that one first, unless it failed lately.
+    pub(crate) fn order_after(&self, first: usize) -> Vec<usize> {
+        let mut order = self.order();
+        if self.list[first].last_until.load(Ordering::Relaxed) <= self.millis() {
+            order.retain(|at| *at != first);
+            order.insert(0, first);
+        }
+        order
+    }
+
     /// Every address once, for a stream: at random.
     pub(crate) fn random_order(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.list.len()).collect();

@@ -1,8 +1,13 @@
 //! The registry behind an HTTP server.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use async_trait::async_trait;
+use cosky_cache::Backoff;
 use cosky_core::{
     Beat, BeatKey, ConsumerName, Error, Index, Metadata, MetadataPatch, Namespace, Owner, Read, Registered,
     Registration, Registry, Result, Scope, ServiceId, ServiceInstance, ServiceStat, Stat, WatchStream,
@@ -18,7 +23,6 @@ use reqwest::{
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    backoff::Backoff,
     decode::{self, ServerClock},
     sse::{EVENT_BYTES, SseEvent, SseParser},
     transport::{Answer, Call, Repeat, Transport},
@@ -35,6 +39,8 @@ const BATCH_BYTES: usize = 128 * 1024;
 ///   sent again only when twice is as good as once: reads, beats, a registration or deregistration that names its
 ///   owner, and `set_metadata`. A repeated `deregister` answers false when the first one had removed the instance.
 ///   Everything else fails with [`Error::Unavailable`] and `maybe_applied` set.
+/// * **Several servers.** `instances` and `digest` ask the server first at which a watch of the namespace stands, so that
+///   their indexes and the watch's can be compared.
 /// * **Remaining life** in lists and watches is told by the server's clock in whole seconds: never more than is left, and
 ///   up to 2 s less. In [`Registry::instance`] and [`Registry::register`] it is exact to the millisecond.
 /// * **`add_dependency`** is noted by the server beside a read, so this reads until the topology shows it.
@@ -42,10 +48,23 @@ const BATCH_BYTES: usize = 128 * 1024;
 pub struct HttpRegistry {
     transport: Transport,
     consumer: Option<ConsumerName>,
+    streams: Arc<Streams>,
+}
+
+/// Where the streams of each namespace stand, the newest last. As many as there are streams.
+#[derive(Debug, Default)]
+struct Streams(Mutex<HashMap<Namespace, Vec<Arc<usize>>>>);
+
+/// One of them; its place is forgotten with it.
+struct Place {
+    streams: Arc<Streams>,
+    namespace: Namespace,
+    address: Arc<usize>,
 }
 
 /// One stream of changes.
 struct Stream {
+    _place: Place,
     transport: Transport,
     response: Response,
     address: usize,
@@ -59,7 +78,7 @@ struct Stream {
 impl HttpRegistry {
     /// Watches and reads of instances are noted in the topology as those of `consumer`.
     pub(crate) fn new(transport: Transport, consumer: Option<ConsumerName>) -> Self {
-        Self { transport, consumer }
+        Self { transport, consumer, streams: Arc::default() }
     }
 
     pub(crate) fn transport(&self) -> &Transport {
@@ -68,6 +87,12 @@ impl HttpRegistry {
 
     async fn get(&self, path: String) -> Result<Answer> {
         self.transport.call(&Call::new(Method::GET, path)).await
+    }
+
+    /// As [`HttpRegistry::get`], of the server that tells of the namespace, when there is one.
+    async fn get_beside_the_stream(&self, namespace: &Namespace, path: String) -> Result<Answer> {
+        let call = Call::new(Method::GET, path).first(self.streams.newest(namespace));
+        self.transport.call(&call).await
     }
 
     /// Says who asks.
@@ -231,7 +256,7 @@ impl Registry for HttpRegistry {
     ) -> Result<Read<Vec<ServiceInstance>>> {
         let mut path = namespace_path(namespace, &["services", service.as_str(), "instances"]);
         self.sign(&mut path);
-        let answer = self.get(path).await?;
+        let answer = self.get_beside_the_stream(namespace, path).await?;
         decode::read(&answer.headers, decode::instances(&answer)?)
     }
 
@@ -249,9 +274,11 @@ impl Registry for HttpRegistry {
     async fn digest(&self, namespace: &Namespace, scope: &Scope) -> Result<Read<u64>> {
         let mut path = namespace_path(namespace, &["digest"]);
         name_services(&mut path, scope);
-        let answer = self.get(path).await.map_err(|error| match crate::Error::from(error.clone()) {
-            crate::Error::TooOld(old) => Error::NotFound { what: format!("the digest ({old})") },
-            _ => error,
+        let answer = self.get_beside_the_stream(namespace, path).await.map_err(|error| {
+            match crate::Error::from(error.clone()) {
+                crate::Error::TooOld(old) => Error::NotFound { what: format!("the digest ({old})") },
+                _ => error,
+            }
         })?;
         decode::read(&answer.headers, decode::json::<DigestBody>(&answer)?.digest)
     }
@@ -302,6 +329,7 @@ impl Registry for HttpRegistry {
         let answer = self.transport.call(&call).await?;
         let response = answer.stream.ok_or_else(|| Error::unavailable("the server gave no stream"))?;
         let stream = Stream {
+            _place: self.streams.stands(namespace, answer.address),
             transport: self.transport.clone(),
             response,
             address: answer.address,
@@ -326,6 +354,35 @@ fn name_services(path: &mut String, scope: &Scope) {
     for (at, service) in services.iter().enumerate() {
         path.push_str(if at == 0 { "?service=" } else { "&service=" });
         wire::encode_segment(path, service.as_str());
+    }
+}
+
+impl Streams {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Namespace, Vec<Arc<usize>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that a stream stands at this address.
+    fn stands(self: &Arc<Self>, namespace: &Namespace, address: usize) -> Place {
+        let place = Place { streams: self.clone(), namespace: namespace.clone(), address: Arc::new(address) };
+        self.lock().entry(namespace.clone()).or_default().push(place.address.clone());
+        place
+    }
+
+    fn newest(&self, namespace: &Namespace) -> Option<usize> {
+        self.lock().get(namespace)?.last().map(|address| **address)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut places = self.streams.lock();
+        if let Some(streams) = places.get_mut(&self.namespace) {
+            streams.retain(|address| !Arc::ptr_eq(address, &self.address));
+            if streams.is_empty() {
+                places.remove(&self.namespace);
+            }
+        }
     }
 }
 

@@ -25,6 +25,8 @@ const ANSWER_BYTES: usize = 64 * 1024 * 1024;
 const STRANGER_BYTES: usize = 4 * 1024;
 /// The header of every answer of the JVM's server (compat §4.1).
 const REQUEST_ID: &str = "cosec-request-id";
+/// A limit of a request that is no limit.
+const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// An attempt that its caller gave up after this long counts against the address.
 const GIVEN_UP: Duration = Duration::from_millis(250);
 
@@ -72,6 +74,8 @@ pub(crate) struct Call {
     repeat: Repeat,
     within: Option<Duration>,
     stream: bool,
+    /// The address to ask first.
+    first: Option<usize>,
 }
 
 /// An answer, whatever its status.
@@ -116,7 +120,8 @@ impl Call {
     /// A request without a body. Reads may be repeated, everything else only when [`Call::repeat`] says so.
     pub(crate) fn new(method: Method, path: String) -> Self {
         let repeat = if method == Method::GET { Repeat::Always } else { Repeat::OnlyUnsent };
-        Self { method, path, headers: HeaderMap::new(), body: None, repeat, within: None, stream: false }
+        let headers = HeaderMap::new();
+        Self { method, path, headers, body: None, repeat, within: None, stream: false, first: None }
     }
 
     pub(crate) fn body<T: serde::Serialize>(mut self, body: &T) -> Self {
@@ -140,6 +145,12 @@ impl Call {
     /// Another limit than the client's.
     pub(crate) fn within(mut self, limit: Duration) -> Self {
         self.within = Some(limit);
+        self
+    }
+
+    /// Asks this address first, if there is one and it did not fail lately.
+    pub(crate) fn first(mut self, address: Option<usize>) -> Self {
+        self.first = address;
         self
     }
 
@@ -220,8 +231,12 @@ impl Transport {
     /// As [`Transport::exchange`], and tells of the last address when it asked to come again.
     pub(crate) async fn send(&self, call: &Call, bearer: Option<&Bearer>) -> Result<Answer, Failure> {
         let addresses = &self.inner.addresses;
-        let order = if call.stream { addresses.random_order() } else { addresses.order() };
-        let end = Instant::now() + call.within.unwrap_or(self.inner.timeouts.request);
+        let order = match call.first {
+            _ if call.stream => addresses.random_order(),
+            Some(first) => addresses.order_after(first),
+            None => addresses.order(),
+        };
+        let end = Instant::now() + call.within.unwrap_or(self.inner.timeouts.request).min(FOR_EVER);
         let mut last = None;
         for (tried, at) in order.iter().copied().enumerate() {
             let left = end.saturating_duration_since(Instant::now());

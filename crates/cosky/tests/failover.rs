@@ -244,3 +244,41 @@ async fn a_restarted_server_is_found_again() {
     until("a beat is answered", async || handle.last_beat() > before).await;
     assert_eq!(server.ids("order").await.len(), 1);
 }
+
+/// Indexes of two servers cannot be compared with each other, so a cache must not be answered by both.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_belongs_to_a_stream_is_asked_where_it_stands() {
+    let servers = [Server::start().await, Server::start().await];
+    let proxies = [Proxy::before(servers[0].address).await, Proxy::before(servers[1].address).await];
+    let scope = core::Scope::Services([service()].into());
+    // The first address of streams and that of other requests are drawn: both ways come up.
+    for _ in 0..10 {
+        let cosky = Cosky::connect([proxies[0].url(), proxies[1].url()]).await.unwrap();
+        let watches = |proxy: &Proxy| proxy.seen("GET", "/watch").len();
+        let before = watches(&proxies[0]);
+        let view = cosky.namespace(NS).unwrap().discover("order").await.unwrap();
+        let at = usize::from(watches(&proxies[0]) == before);
+        let asked =
+            |proxy: &Proxy| proxy.seen("GET", "/instances").len() + proxy.seen("GET", "/digest").len();
+        let other = asked(&proxies[1 - at]);
+        cosky.registry().digest(&namespace(), &scope).await.unwrap();
+        cosky.registry().instances(&namespace(), &service()).await.unwrap();
+        assert_eq!(asked(&proxies[1 - at]), other, "the stream stands at {at}");
+        drop(view);
+    }
+    // One that does not answer is passed over all the same.
+    let cosky = Cosky::connect([proxies[0].url(), proxies[1].url()]).await.unwrap();
+    let before = proxies[0].seen("GET", "/watch").len();
+    let _view = cosky.namespace(NS).unwrap().discover("order").await.unwrap();
+    let at = usize::from(proxies[0].seen("GET", "/watch").len() == before);
+    proxies[at].set(Mode::Cut);
+    cosky.registry().instances(&namespace(), &service()).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_may_take_for_ever() {
+    let server = Server::start().await;
+    let cosky = server.connect().request_timeout(Duration::MAX).await.unwrap();
+    assert_eq!(cosky.registry().services(&namespace()).await.unwrap().value, []);
+    cosky.namespace(NS).unwrap().discover("order").timeout(Duration::MAX).await.unwrap();
+}
