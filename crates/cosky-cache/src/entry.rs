@@ -34,6 +34,8 @@ pub(crate) struct Entry<K: Kind> {
 /// What a namespace's task is told by others. Holds each entry twice at most, so it is bounded by the limit of entries.
 pub(crate) struct Inbox<K: Kind> {
     mail: Mutex<Mail<K>>,
+    /// How often the last holder of an entry has gone.
+    gone: AtomicUsize,
     wake: Notify,
 }
 
@@ -128,6 +130,7 @@ impl<K: Kind> Entry<K> {
 
     pub(crate) fn let_go(&self) {
         if self.holders.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.inbox.gone.fetch_add(1, Ordering::Relaxed);
             self.inbox.wake.notify_one();
         }
     }
@@ -154,7 +157,7 @@ impl<K: Kind> Mail<K> {
 
 impl<K: Kind> Inbox<K> {
     pub(crate) fn new() -> Self {
-        Self { mail: Mutex::new(Mail::empty()), wake: Notify::new() }
+        Self { mail: Mutex::new(Mail::empty()), gone: AtomicUsize::new(0), wake: Notify::new() }
     }
 
     pub(crate) fn want(&self, entry: Arc<Entry<K>>) {
@@ -179,6 +182,15 @@ impl<K: Kind> Inbox<K> {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.lock().wanted.is_empty()
+    }
+
+    /// Whether so many have gone since this was last true.
+    pub(crate) fn have_gone(&self, least: usize) -> bool {
+        let have = self.gone.load(Ordering::Relaxed) >= least;
+        if have {
+            self.gone.store(0, Ordering::Relaxed);
+        }
+        have
     }
 
     /// Waits until there may be something. May be cancelled at any time.

@@ -179,9 +179,11 @@ impl<K: Kind> Shelf<K> {
         inbox
     }
 
-    /// Whether more than half of the entries are taken.
-    pub(crate) fn is_crowded(&self) -> bool {
-        2 * self.counters.entries.load(Ordering::Relaxed) > self.options.entries as u64
+    /// How many entries are taken beyond a half of what there is room for, and how many beyond seven eighths.
+    pub(crate) fn crowd(&self) -> (usize, usize) {
+        let taken = usize::try_from(self.counters.entries.load(Ordering::Relaxed)).unwrap_or(usize::MAX);
+        let limit = self.options.entries;
+        (taken.saturating_sub(limit / 2), taken.saturating_sub(limit - limit / 8))
     }
 
     /// Takes those of `entries` out that nobody holds any more.

@@ -53,6 +53,8 @@ pub(crate) struct Supervisor<K: Kind> {
     feed: Option<Feed>,
     loads: FuturesUnordered<Load<K>>,
     waiting: VecDeque<Ask<K::Name>>,
+    /// Names that are asked for again after a while.
+    pauses: FuturesUnordered<Pause<K>>,
     comparison: Comparison<K>,
     jitter: Jitter,
     ticked: Now,
@@ -73,6 +75,7 @@ struct Known<K: Kind> {
 }
 
 type Load<K> = Pin<Box<dyn Future<Output = Answer<K>> + Send>>;
+type Pause<K> = Pin<Box<dyn Future<Output = Ask<<K as Kind>::Name>> + Send>>;
 type Answer<K> = (Ask<<K as Kind>::Name>, Result<Read<Vec<<K as Kind>::Item>>>);
 
 /// This namespace's part of a figure of the whole cache; taken back at the end.
@@ -105,6 +108,7 @@ impl<K: Kind> Supervisor<K> {
             feed: None,
             loads: FuturesUnordered::new(),
             waiting: VecDeque::new(),
+            pauses: FuturesUnordered::new(),
             comparison,
             jitter: Jitter::new(shelf.options.seed),
             ticked,
@@ -119,6 +123,7 @@ impl<K: Kind> Supervisor<K> {
         self.runs = true;
         loop {
             self.take_mail();
+            self.make_room();
             if self.entries.is_empty() && self.shelf.forget(&self.namespace, &self.inbox) {
                 self.runs = false;
                 return;
@@ -127,12 +132,13 @@ impl<K: Kind> Supervisor<K> {
             self.show();
             let wake = self.wake();
             tokio::select! {
-                // In this order, so that a test can be played again, and so that what is rare comes first.
+                // In this order, so that a test can be played again, and so that what is rare comes first. Mail is looked for each time.
                 biased;
                 Some((ask, answer)) = self.loads.next() => self.loaded(&ask, answer),
                 answer = self.comparison.answer() => self.compared(answer),
-                () = self.inbox.woken() => self.make_room(),
+                Some(ask) = self.pauses.next() => self.waiting.push_back(ask),
                 fed = next(&mut self.feed) => self.take_all(fed),
+                () = self.inbox.woken() => {}
                 () = sleep_until(wake) => {}
             }
             self.pass();
@@ -229,6 +235,7 @@ impl<K: Kind> Supervisor<K> {
                 self.space.opened(scope, resumes);
                 if !resumes {
                     self.waiting.clear();
+                    self.pauses.clear();
                 }
                 self.subscribed.set(1);
             }
@@ -297,7 +304,17 @@ impl<K: Kind> Supervisor<K> {
 
     /// Asks for what must be asked for, some at a time.
     fn load(&mut self) {
-        self.waiting.extend(self.space.take_loads());
+        for ask in self.space.take_loads() {
+            let Some(before) = ask.failures.checked_sub(1) else {
+                self.waiting.push_back(ask);
+                continue;
+            };
+            let delay = self.jitter.after(before);
+            self.pauses.push(Box::pin(async move {
+                sleep(delay).await;
+                ask
+            }));
+        }
         // A snapshot would not spare those their question: who knows when it was asked for.
         if self.waiting.iter().filter(|ask| !ask.own).count() > MANY {
             self.begin_anew();
@@ -307,13 +324,7 @@ impl<K: Kind> Supervisor<K> {
         {
             self.shelf.counters.loads.fetch_add(1, Ordering::Relaxed);
             let answer = K::load(self.shelf.registry.clone(), self.namespace.clone(), ask.name.clone());
-            let delay = ask.failures.checked_sub(1).map(|before| self.jitter.after(before));
-            self.loads.push(Box::pin(async move {
-                if let Some(delay) = delay {
-                    sleep(delay).await;
-                }
-                (ask, answer.await)
-            }));
+            self.loads.push(Box::pin(async move { (ask, answer.await) }));
         }
     }
 
@@ -395,25 +406,40 @@ impl<K: Kind> Supervisor<K> {
         self.lost(error, now);
     }
 
-    /// Somebody came or went. Where there is not much room left, those who went make some now and not at the next tick.
+    /// Where there is not much room left, those who went make some now and not at the next tick: an eighth of all at once,
+    /// since each of them is looked at.
     fn make_room(&mut self) {
-        if self.shelf.is_crowded() {
+        if self.shelf.crowd().0 > 0 && self.inbox.have_gone((self.entries.len() / 8).max(1)) {
             self.release(self.now());
         }
     }
 
-    /// Lets go of what nobody wants any more.
+    /// Lets go of what nobody wants any more. Where there is not much room left, also of what was only looked up and is
+    /// empty, for anybody can think of names; and where there is hardly any, of what was not looked up for longest.
     fn release(&mut self, now: Now) {
         let idle = self.shelf.options.idle;
         let mut candidates = Vec::new();
+        let mut rest = Vec::new();
         for known in self.entries.values_mut() {
             if known.entry.was_used() {
                 known.looked_up = Some(now.clock);
             }
             let unused = known.looked_up.is_none_or(|at| now.clock.saturating_sub(at) >= idle);
-            if unused && !known.entry.is_held() {
-                candidates.push(known.entry.clone());
+            if known.entry.is_held() {
+                continue;
             }
+            if unused {
+                candidates.push(known.entry.clone());
+            } else {
+                rest.push((!K::items(&known.entry.load().content).is_empty(), known.looked_up, &known.entry));
+            }
+        }
+        let (crowd, throng) = self.shelf.crowd();
+        if crowd > candidates.len() && !rest.is_empty() {
+            rest.sort_by_key(|(filled, looked_up, _)| (*filled, *looked_up));
+            let empty = rest.partition_point(|(filled, ..)| !filled).min(crowd - candidates.len());
+            let most = empty.max(throng.saturating_sub(candidates.len())).min(rest.len());
+            candidates.extend(rest[..most].iter().map(|(.., entry)| (*entry).clone()));
         }
         if candidates.is_empty() {
             return;

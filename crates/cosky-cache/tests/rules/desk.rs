@@ -1,7 +1,7 @@
 //! A registry that says what a test wants it to say.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -45,6 +45,8 @@ pub(crate) struct State {
     /// What watches and questions are answered with instead.
     pub(crate) refuses_watch: Option<Error>,
     pub(crate) refuses_read: Option<Error>,
+    /// Questions for these names are not answered.
+    pub(crate) unreachable: BTreeSet<ServiceId>,
     pub(crate) refuses_digest: Option<Error>,
     /// The digest of what is there beside, and that nobody is told.
     pub(crate) unreadable: u64,
@@ -274,6 +276,7 @@ impl Registry for Desk {
             let state = self.state();
             match &state.refuses_read {
                 Some(error) => Err(error.clone()),
+                None if state.unreachable.contains(service) => Err(Error::unavailable("no answer")),
                 None => Ok(state.read(state.items(service))),
             }
         };

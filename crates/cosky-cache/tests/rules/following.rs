@@ -421,6 +421,20 @@ async fn after_a_stream_that_ended_well_nothing_is_live_for_long_without_another
 }
 
 #[tokio::test(start_paused = true)]
+async fn names_that_cannot_be_asked_for_keep_nobody_waiting() {
+    let scene = Scene::new();
+    let _first = scene.view("first").await;
+    let names = (0..20).map(|at| format!("s{at}"));
+    scene.desk.state().unreachable = names.clone().map(|name| service(&name)).collect();
+    let _views: Vec<_> = names.map(|name| scene.empty_view(&name)).collect();
+    sleep(s(10)).await;
+    let mut good = scene.empty_view("good");
+    let start = tokio::time::Instant::now();
+    good.ready(PATIENCE).await.unwrap();
+    assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_full_server_gets_the_place_back_that_a_wider_stream_needs() {
     let scene = Scene::new();
     let a = scene.view("a").await;

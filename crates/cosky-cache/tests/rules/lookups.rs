@@ -120,6 +120,29 @@ async fn entries_are_bounded_and_those_that_went_make_room() {
     scene.view("c").await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn names_that_anybody_can_think_of_take_nobodys_place() {
+    let scene = Scene::with(|options| options.entries = 64);
+    let look_up = async |name: String| scene.cache.instances(&namespace(), &service(&name)).await;
+    let known = |name: &str| scene.cache.known(&namespace(), &service(name)).is_some();
+    scene.desk.put("real", 1);
+    look_up("real".into()).await.unwrap();
+    for at in 0..1000 {
+        assert!(look_up(format!("made-up-{at}")).await.unwrap().value.is_empty());
+    }
+    assert!(known("real") && scene.cache.figures().entries <= 64);
+    scene.view("of another service").await;
+    // Too many that are there: those go that were not looked up for longest.
+    for at in 0..100 {
+        let name = format!("there-{at}");
+        scene.desk.put(&name, 1);
+        assert_eq!(look_up(name).await.unwrap().value.len(), 1);
+        sleep(Duration::from_millis(10)).await;
+        assert!(known("real"), "it is looked up all the time");
+    }
+    assert!(known("there-99") && !known("there-0"));
+}
+
 /// A cache that knows from before that "a" had port 7, an hour ago.
 fn recalling() -> Scene {
     Scene::with(|options| {
