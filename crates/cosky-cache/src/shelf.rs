@@ -264,28 +264,6 @@ impl Counters {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use cosky_core::{ServiceId, Ttl};
-    use cosky_testkit::sim::{Delay, Quality, Shape, Sim};
-
-    use super::*;
-    use crate::services::Services;
-
-    #[tokio::test(start_paused = true)]
-    async fn an_entry_that_no_task_had_the_time_to_follow_is_gone_with_the_cache() {
-        let default_ttl = Ttl::from_seconds(30).unwrap();
-        let sim = Sim::new(1, Shape { servers: 1, lag: Delay::ms(0, 0), ring: 16, default_ttl });
-        let shelf = Shelf::<Services>::new(sim.link(Quality::perfect()), Options::default());
-        let life = Life(Arc::new(shelf));
-        let entry = life.0.hold(&Namespace::new("shop").unwrap(), &ServiceId::new("a").unwrap()).unwrap();
-        let left = Arc::downgrade(&entry);
-        drop((entry, life));
-        tokio::task::yield_now().await;
-        assert_eq!(left.strong_count(), 0);
-    }
-}
-
 impl<K: Kind> Hash for Key<K> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         Asked::<K> { namespace: &self.namespace, name: &self.name }.hash(state);
@@ -310,5 +288,27 @@ impl<K: Kind> Hash for Asked<'_, K> {
 impl<K: Kind> Equivalent<Key<K>> for Asked<'_, K> {
     fn equivalent(&self, key: &Key<K>) -> bool {
         *self.name == key.name && *self.namespace == key.namespace
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cosky_core::{ServiceId, Ttl};
+    use cosky_testkit::sim::{Delay, Quality, Shape, Sim};
+
+    use super::*;
+    use crate::services::Services;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_entry_that_no_task_had_the_time_to_follow_is_gone_with_the_cache() {
+        let default_ttl = Ttl::from_seconds(30).unwrap();
+        let sim = Sim::new(1, Shape { servers: 1, lag: Delay::ms(0, 0), ring: 16, default_ttl });
+        let shelf = Shelf::<Services>::new(sim.link(Quality::perfect()), Options::default());
+        let life = Life(Arc::new(shelf));
+        let entry = life.0.hold(&Namespace::new("shop").unwrap(), &ServiceId::new("a").unwrap()).unwrap();
+        let left = Arc::downgrade(&entry);
+        drop((entry, life));
+        tokio::task::yield_now().await;
+        assert_eq!(left.strong_count(), 0);
     }
 }
