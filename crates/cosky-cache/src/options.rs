@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use cosky_core::{Clock, Namespace, ServiceId, ServiceInstance, SystemClock};
 
-/// Called with every instance whose metadata the registry told: of snapshots, of loads and of `set_metadata` events.
-/// Must return quickly and never wait: the namespace's task calls it.
+/// Called with every instance that the registry told of, by snapshots, answers and events, in the order in which they count
+/// and only with what counts: an old answer that comes late is not handed on. Must return quickly and never wait: the namespace's task calls it.
 pub type OnMetadata = Arc<dyn Fn(&Namespace, &ServiceInstance) + Send + Sync>;
 
 /// Gives what was known of a service before this process, and how old that is. Must return quickly and never wait: the
