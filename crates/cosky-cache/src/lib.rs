@@ -6,7 +6,7 @@
 //! first and a snapshot comes second, so nothing falls in between. A name that is wanted later widens the subscription;
 //! the old one goes on until the wider one stands, then the name is asked for by itself, and of the changes that were
 //! told meanwhile those count that are newer than the answer. A snapshot replaces everything whole. A lost stream is
-//! opened again for ever, every 100 ms to 2 s, after the last change where the registry remembers it. As a second net, the
+//! opened again for ever, after 50 ms at first and at most 3 s later, after the last change where the registry remembers it. As a second net, the
 //! registry's digest is compared every 25 s; when it differs, everything is asked for anew.
 //!
 //! # What it never does
@@ -32,6 +32,7 @@ mod supervisor;
 mod view;
 mod watch;
 
+pub use backoff::Backoff;
 pub use cache::Cache;
 pub use changes::{Changes, ViewChange};
 pub use options::{Figures, Incident, OnMetadata, Options, Recall};

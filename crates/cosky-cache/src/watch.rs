@@ -35,7 +35,7 @@ pub enum Watched {
     /// The stream goes on after the last change, and nothing happened since: what was told before is true again.
     Resumed,
     /// The stream was lost, or could not be opened again. What was told before is stale from now on until another
-    /// item comes; the watch tries on by itself, every 100 ms to 2 s.
+    /// item comes; the watch tries on by itself, after 50 ms at first and at most 3 s later.
     Lost(Error),
 }
 
@@ -128,7 +128,7 @@ impl Feed {
             gap_until: None,
             refusals: 0,
             retry_at: None,
-            backoff: Backoff::new(seed),
+            backoff: Backoff::of_stream(seed),
         }
     }
 

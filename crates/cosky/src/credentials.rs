@@ -8,12 +8,12 @@ use std::{
 };
 
 use async_trait::async_trait;
+use cosky_cache::Backoff;
 use cosky_core::{Error, Result};
 use reqwest::header::HeaderValue;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::{
-    backoff::Backoff,
     secret::{self, Mark},
     session::{Failed, Login, Session},
     transport::{Transport, settled},

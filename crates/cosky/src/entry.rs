@@ -8,12 +8,12 @@ use std::{
     time::Duration,
 };
 
+use cosky_cache::Backoff;
 use cosky_core::{InstanceId, Life, Metadata, Owner, Registration, ServiceId, Ttl};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
     Result, Vitals,
-    backoff::Backoff,
     instance::{self, Limits, Pace, Wanted},
 };
 
@@ -158,7 +158,7 @@ impl Entry {
                 last_asked: None,
                 vitals: Vitals::new(ttl),
                 leaves_by_itself: false,
-                backoff: Backoff::reconnect(),
+                backoff: Backoff::short(),
             }),
             owner,
         }
@@ -208,7 +208,7 @@ impl Entry {
         }
         living.vitals.registrations += 1;
         if living.wish != wish {
-            living.to_come_back();
+            living.comes_back();
             self.succeeded(living);
             return Ok(());
         }
@@ -228,7 +228,7 @@ impl Entry {
     pub(crate) fn not_joined(&self) {
         let mut living = self.lock();
         if living.phase == Phase::Joining && living.wish > 0 {
-            living.to_come_back();
+            living.comes_back();
         }
     }
 
@@ -413,7 +413,7 @@ impl Living {
     }
 
     /// As [`Living::absent`], unless that is under way already.
-    fn to_come_back(&mut self) {
+    fn comes_back(&mut self) {
         if !matches!(self.phase, Phase::Absent | Phase::Returning) {
             self.absent();
         }

@@ -45,7 +45,6 @@
 
 mod access;
 mod address;
-mod backoff;
 pub mod balance;
 mod beats;
 mod client;

@@ -9,7 +9,6 @@ use cosky_core::{Error, Result, UserName, wire::TokenPair};
 
 use crate::{
     access::{self, Denied, Why},
-    backoff::at_least,
     secret,
     transport::Transport,
 };
@@ -146,9 +145,22 @@ impl From<Error> for Failed {
     }
 }
 
+/// `wait` and up to half of it more, at random: never sooner than was asked for, and not in step with others.
+fn at_least(wait: Duration) -> Duration {
+    wait.mul_f64(rand::random_range(1.0..=1.5))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_are_drawn_apart_and_never_shorter() {
+        let wait = Duration::from_secs(10);
+        let drawn: Vec<_> = (0..8).map(|_| at_least(wait)).collect();
+        assert!(drawn.iter().all(|drawn| (wait..=wait.mul_f64(1.5)).contains(drawn)), "{drawn:?}");
+        assert!(drawn.iter().any(|one| *one != drawn[0]), "{drawn:?}");
+    }
 
     #[test]
     fn waits_after_refusals_grow_and_end_beyond_the_servers_memory() {
