@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cosky_cache::{Cache, OnMetadata};
+use cosky_cache::{Cache, Figures, OnMetadata};
 use cosky_core::{ConsumerName, Namespace, UserName};
 use reqwest::Method;
 use tokio::runtime::Handle;
@@ -134,6 +134,11 @@ impl Cosky {
         Access::new(self.inner.registry.transport().clone())
     }
 
+    /// What this client follows in all its namespaces, in numbers, for the application's metrics.
+    pub fn figures(&self) -> Figures {
+        self.inner.cache.figures()
+    }
+
     fn open(&self, name: Namespace) -> Result<NamespaceClient> {
         let mut namespaces = self.inner.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(core) = namespaces.get(&name).and_then(Weak::upgrade) {
@@ -224,7 +229,8 @@ impl Connect {
         self
     }
 
-    /// Who looks for services, for the topology: usually the service id of this process. Nothing is noted without.
+    /// Who looks for services, for the topology: usually the service id of this process. Nothing is noted without, and
+    /// nothing by a stream of a whole namespace, which is used for more than 64 services of it.
     pub fn consumer(mut self, name: impl Into<String>) -> Self {
         self.consumer = Some(name.into());
         self

@@ -75,7 +75,7 @@ mod vitals;
 pub use access::Access;
 pub use address::IntoAddresses;
 pub use client::{Connect, Cosky};
-pub use cosky_cache::{Changes, ViewChange, Watch, Watched};
+pub use cosky_cache::{Changes, Figures, ViewChange, Watch, Watched};
 pub use cosky_core as core;
 pub use cosky_core::{
     Index, InstanceId, Life, Metadata, Namespace, Registry, Scope, ServiceId, ServiceInstance, StoreState,

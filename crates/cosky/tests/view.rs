@@ -244,9 +244,12 @@ async fn all_services_of_a_namespace_share_a_stream() {
     let server = Server::start().await;
     put(&server, 1, 1, "UP").await;
     let proxy = Proxy::before(server.address).await;
-    let shop = Cosky::connect(proxy.url()).await.unwrap().namespace(NS).unwrap();
+    let cosky = Cosky::connect(proxy.url()).await.unwrap();
+    let shop = cosky.namespace(NS).unwrap();
     let stock = shop.discover("stock").await.unwrap();
     let mut tax = shop.discover("tax").await.unwrap();
+    let figures = cosky.figures();
+    assert_eq!((figures.entries, figures.subscriptions, figures.loads), (2, 1, 1));
     until("the old stream ends", async || core::Store::figures(&*server.engine).watchers == 1).await;
     let new = Registration::new(ServiceId::new("tax").unwrap(), "http", "10.0.0.6", 7).unwrap();
     server.engine.register(&namespace(), &new).await.unwrap();
