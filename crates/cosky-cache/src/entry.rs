@@ -144,6 +144,7 @@ impl<K: Kind> Entry<K> {
 impl<K: Kind> Deref for Entry<K> {
     type Target = ArcSwap<Shown<K::Content>>;
 
+    #[inline]
     fn deref(&self) -> &Self::Target {
         &self.shown
     }

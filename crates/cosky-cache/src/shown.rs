@@ -70,6 +70,7 @@ impl Shown<Instances> {
 impl<C> Deref for Shown<C> {
     type Target = C;
 
+    #[inline]
     fn deref(&self) -> &C {
         &self.content
     }

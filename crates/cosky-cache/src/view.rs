@@ -123,11 +123,13 @@ impl View {
 
 impl ViewReader {
     /// As [`View::shown`].
+    #[inline]
     pub fn shown(&mut self) -> &Shown {
         self.cache.load()
     }
 
     /// As [`View::snapshot`].
+    #[inline]
     pub fn instances(&mut self) -> &[ServiceInstance] {
         &self.cache.load().instances
     }
@@ -136,6 +138,7 @@ impl ViewReader {
     ///
     /// # Errors
     /// The service, when none may be chosen.
+    #[inline]
     pub fn choose(&mut self) -> std::result::Result<&ServiceInstance, &ServiceId> {
         // One load: a position in one list says nothing of the next one.
         let Self { cache, service } = self;
@@ -170,6 +173,7 @@ impl Drop for Held {
 impl Deref for Held {
     type Target = ArcSwap<Shown>;
 
+    #[inline]
     fn deref(&self) -> &ArcSwap<Shown> {
         &self.entry
     }

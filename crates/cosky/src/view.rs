@@ -108,6 +108,7 @@ impl LiveView {
 
 impl ViewReader {
     /// As [`LiveView::snapshot`].
+    #[inline]
     pub fn instances(&mut self) -> &[ServiceInstance] {
         self.reader.instances()
     }
