@@ -1,6 +1,10 @@
 //! The cache itself.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use cosky_core::{Error, Index, Namespace, Read, Registry, Result, ServiceId, ServiceInstance, StoreState};
 use tokio::time::{timeout, timeout_at};
@@ -23,6 +27,19 @@ const OWN_WRITES: Duration = Duration::from_secs(2);
 #[derive(Clone)]
 pub struct Cache {
     life: Arc<Life<Services>>,
+}
+
+/// A cache for those who only accompany it: it ends without regard to them.
+#[derive(Clone)]
+pub struct WeakCache {
+    life: Weak<Life<Services>>,
+}
+
+impl WeakCache {
+    /// The cache, while a clone or a view of it is left.
+    pub fn upgrade(&self) -> Option<Cache> {
+        self.life.upgrade().map(|life| Cache { life })
+    }
 }
 
 impl Cache {
@@ -119,6 +136,11 @@ impl Cache {
         self.life.0.incident(incident);
     }
 
+    /// The same cache, without keeping it.
+    pub fn downgrade(&self) -> WeakCache {
+        WeakCache { life: Arc::downgrade(&self.life) }
+    }
+
     /// All that is known at this moment.
     pub fn all(&self) -> Vec<(Namespace, ServiceId, Arc<Shown>)> {
         self.life.0.all()
@@ -160,6 +182,12 @@ impl Cache {
         timeout(limit, wait)
             .await
             .unwrap_or_else(|_| Err(Error::unavailable(format!("no answer to the watch within {limit:?}"))))
+    }
+}
+
+impl fmt::Debug for WeakCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeakCache").finish_non_exhaustive()
     }
 }
 

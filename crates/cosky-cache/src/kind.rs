@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, fmt, future::Future, hash::Hash, pin::Pin, sync::Arc, time::Duration};
 
-use cosky_core::{Event, Namespace, Read, Registry, Result, Scope, Snapshot};
+use cosky_core::{Error, Event, Namespace, Read, Registry, Result, Scope, Snapshot};
 
 use crate::{OnMetadata, Recall};
 
@@ -60,7 +60,12 @@ pub(crate) trait Kind: Send + Sync + Sized + 'static {
     fn saw(hook: &OnMetadata, namespace: &Namespace, item: &Self::Item);
 
     /// What was known of a name before this process, and how old that is.
-    fn recall(hook: &Recall, namespace: &Namespace, name: &Self::Name) -> Option<(Self::Content, Duration)>;
+    fn recall(
+        hook: &Recall,
+        namespace: &Namespace,
+        name: &Self::Name,
+        why: &Error,
+    ) -> Option<(Self::Content, Duration)>;
 }
 
 /// What happens to a name's list.

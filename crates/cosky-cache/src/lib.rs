@@ -33,9 +33,9 @@ mod view;
 mod watch;
 
 pub use backoff::Backoff;
-pub use cache::Cache;
+pub use cache::{Cache, WeakCache};
 pub use changes::{Changes, ViewChange};
 pub use options::{Figures, Incident, OnMetadata, Options, Recall};
 pub use shown::{Instances, Shown};
 pub use view::{View, ViewReader};
-pub use watch::{Watch, Watched};
+pub use watch::{Silence, Watch, Watched};

@@ -2,16 +2,16 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use cosky_core::{Clock, Namespace, ServiceId, ServiceInstance, SystemClock};
+use cosky_core::{Clock, Error, Namespace, ServiceId, ServiceInstance, SystemClock};
 
 /// Called with every instance that the registry told of, by snapshots, answers and events, in the order in which they count
 /// and only with what counts: an old answer that comes late is not handed on. Must return quickly and never wait: the namespace's task calls it.
 pub type OnMetadata = Arc<dyn Fn(&Namespace, &ServiceInstance) + Send + Sync>;
 
-/// Gives what was known of a service before this process, and how old that is. Must return quickly and never wait: the
-/// namespace's task calls it.
+/// Gives what was known of a service before this process, and how old that is, when the registry cannot be reached for a
+/// reason like this. Must return quickly and never wait: the namespace's task calls it.
 pub type Recall =
-    Arc<dyn Fn(&Namespace, &ServiceId) -> Option<(Arc<[ServiceInstance]>, Duration)> + Send + Sync>;
+    Arc<dyn Fn(&Namespace, &ServiceId, &Error) -> Option<(Arc<[ServiceInstance]>, Duration)> + Send + Sync>;
 
 /// The settings of a [`crate::Cache`].
 #[derive(Clone)]
@@ -37,7 +37,8 @@ pub struct Options {
     pub seed: Option<u64>,
     /// Who else wants to know the metadata that is told.
     pub on_metadata: Option<OnMetadata>,
-    /// Where to look for a service while the registry cannot be reached and has told nothing of it. What that gives is
+    /// Where to look for a service when the registry cannot be reached, or no watch stands within 1 to 2 s, and has told
+    /// nothing of it. What that gives is
     /// shown as `Stale` until the registry tells, which replaces it whole.
     pub recall: Option<Recall>,
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use cosky_core::{
-    Event, InstanceId, InstanceOp, Namespace, Registry, Scope, ServiceId, ServiceInstance, Snapshot,
+    Error, Event, InstanceId, InstanceOp, Namespace, Registry, Scope, ServiceId, ServiceInstance, Snapshot,
     Weighted, digest,
 };
 
@@ -80,8 +80,13 @@ impl Kind for Services {
         hook(namespace, item);
     }
 
-    fn recall(hook: &Recall, namespace: &Namespace, name: &ServiceId) -> Option<(Instances, Duration)> {
-        let (instances, age) = hook(namespace, name)?;
+    fn recall(
+        hook: &Recall,
+        namespace: &Namespace,
+        name: &ServiceId,
+        why: &Error,
+    ) -> Option<(Instances, Duration)> {
+        let (instances, age) = hook(namespace, name, why)?;
         let weighted = Arc::new(Weighted::new(&instances));
         Some((Instances { instances, weighted }, age))
     }

@@ -206,6 +206,20 @@ impl<K: Kind> Space<K> {
         }
     }
 
+    /// A name must be shown again.
+    pub(crate) fn show_again(&mut self, name: &K::Name) {
+        if let Some(held) = self.names.get_mut(name) {
+            mark(&mut self.dirty, name, held);
+        }
+    }
+
+    /// Time passed that the readers' clock does not count.
+    pub(crate) fn slept(&mut self, time: Duration) {
+        for since in self.names.values_mut().filter_map(|held| held.since.as_mut()) {
+            *since = earlier(*since, time);
+        }
+    }
+
     /// The registry answered, or failed to. The answer has so many `writes` of this process.
     pub(crate) fn loaded(
         &mut self,
@@ -530,6 +544,11 @@ fn renew<K: Kind>(
         ask_after(held, life, now, asks);
     }
     changed || new || healed
+}
+
+/// The moment that much earlier, as far as the clock reaches back.
+pub(crate) fn earlier(moment: Instant, time: Duration) -> Instant {
+    moment.checked_sub(time).unwrap_or(moment)
 }
 
 fn apply<K: Kind>(

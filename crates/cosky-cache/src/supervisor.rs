@@ -22,8 +22,8 @@ use crate::{
     kind::{Kind, Step},
     protection::Protection,
     shelf::Shelf,
-    space::{Ask, Now, Space, Verdict},
-    watch::{Fed, Feed, Watched},
+    space::{Ask, Now, Space, Verdict, earlier},
+    watch::{Fed, Feed, Silence, Watched},
 };
 
 /// The most services that a subscription names; above, it is of the whole namespace.
@@ -42,6 +42,9 @@ const TOGETHER: usize = 256;
 const TICK: Duration = Duration::from_secs(1);
 /// Time that passes unnoticed for longer than this means that the machine or the process stood still.
 const SUSPENDED: Duration = Duration::from_secs(5);
+
+/// How long a name waits for a stream before what was known of it earlier is shown.
+const LATE: Duration = Duration::from_secs(1);
 
 /// Keeps one namespace, until nobody wants anything of it.
 pub(crate) struct Supervisor<K: Kind> {
@@ -279,7 +282,12 @@ impl<K: Kind> Supervisor<K> {
         }
         self.losses = self.losses.saturating_add(1);
         self.subscribed.set(0);
-        self.space.lost(error, now);
+        let heard = match &error {
+            Error::Unavailable { source: Some(source), .. } => source.downcast_ref::<Silence>(),
+            _ => None,
+        };
+        let heard = heard.map_or(now.instant, |silence| earlier(now.instant, silence.0));
+        self.space.lost(error, Now { instant: heard, ..now });
     }
 
     fn tell_protection(&mut self) {
@@ -385,10 +393,15 @@ impl<K: Kind> Supervisor<K> {
             return;
         }
         if ticks {
+            let counted = now.instant.saturating_duration_since(self.ticked.instant);
+            if passed > counted + TICK {
+                self.slept(passed - counted);
+            }
             if passed > SUSPENDED + TICK {
                 self.doubt(passed, now);
             }
             self.ticked = now;
+            self.recall_what_is_late(now);
             self.release(now);
             self.protected.set(self.space.protected());
         }
@@ -403,7 +416,7 @@ impl<K: Kind> Supervisor<K> {
         if let Some(feed) = &mut self.feed {
             feed.doubt(error.clone());
         }
-        self.lost(error, now);
+        self.lost(error, Now { instant: earlier(now.instant, passed), ..now });
     }
 
     /// Where there is not much room left, those who went make some now and not at the next tick: an eighth of all at once,
@@ -457,11 +470,12 @@ impl<K: Kind> Supervisor<K> {
         for (name, mut shown) in self.space.take_shown(now) {
             let Some(Known { entry, .. }) = self.entries.get(&name) else { continue };
             if !shown.known {
-                // What was recalled once stays until the registry tells.
-                if entry.load().known {
-                    continue;
+                let before = entry.load_full();
+                if before.known {
+                    keep_recalled(&before, &mut shown);
+                } else {
+                    self.recall(&name, &mut shown, now);
                 }
-                self.recall(&name, &mut shown, now);
             }
             self.shelf.show(&self.namespace, entry, shown);
         }
@@ -471,13 +485,48 @@ impl<K: Kind> Supervisor<K> {
     /// nothing of it, so that whatever the registry tells replaces it.
     fn recall(&self, name: &K::Name, shown: &mut Shown<K::Content>, now: Now) {
         let Some(hook) = &self.shelf.options.recall else { return };
-        if let Some(Error::Unavailable { .. }) = &shown.error
-            && let Some((content, age)) = K::recall(hook, &self.namespace, name)
+        let late = || shown.since.filter(|since| self.is_late(*since, now)).map(|_| no_answer());
+        if let Some(error @ Error::Unavailable { .. }) = shown.error.clone().or_else(late)
+            && let Some((content, age)) = K::recall(hook, &self.namespace, name, &error)
         {
             shown.content = content;
             shown.known = true;
+            shown.error = Some(error);
             shown.since = now.instant.checked_sub(age).or(shown.since);
             tracing::warn!(namespace = %self.namespace, %name, ?age, "the registry cannot be reached; showing what was last known");
+        }
+    }
+
+    /// Whether somebody has waited since then for a stream that does not come.
+    fn is_late(&self, since: Instant, now: Now) -> bool {
+        let open = self.feed.as_ref().is_some_and(Feed::is_open);
+        !open && now.instant.saturating_duration_since(since) >= LATE
+    }
+
+    /// Has those shown that wait for a stream, while it is not known yet whether one will come.
+    fn recall_what_is_late(&mut self, now: Now) {
+        let Some(hook) = &self.shelf.options.recall else { return };
+        for (name, known) in &self.entries {
+            let shown = known.entry.load();
+            if !shown.known
+                && shown.error.is_none()
+                && shown.since.is_some_and(|since| self.is_late(since, now))
+                && K::recall(hook, &self.namespace, name, &no_answer()).is_some()
+            {
+                self.space.show_again(name);
+            }
+        }
+    }
+
+    /// Time passed that the readers' clock does not count.
+    fn slept(&mut self, time: Duration) {
+        self.space.slept(time);
+        for known in self.entries.values() {
+            let mut shown = (*known.entry.load_full()).clone();
+            if let Some(since) = &mut shown.since {
+                *since = earlier(*since, time);
+                self.shelf.show(&self.namespace, &known.entry, shown);
+            }
         }
     }
 
@@ -503,6 +552,21 @@ fn scope_of<'a, K: Kind>(names: impl ExactSizeIterator<Item = &'a K::Name> + Clo
     } else {
         K::scope(names.cloned().collect::<BTreeSet<_>>())
     }
+}
+
+/// What was recalled once stays until the registry tells; only why it is not known is new.
+fn keep_recalled<C: Clone>(before: &Shown<C>, shown: &mut Shown<C>) {
+    if let (Some(old), Some(new)) = (&before.error, &shown.error)
+        && std::mem::discriminant(old) != std::mem::discriminant(new)
+    {
+        tracing::warn!(error = %new, "what was last known is still shown, though the registry answers");
+    }
+    let error = shown.error.take().or_else(|| before.error.clone());
+    *shown = Shown { error, writes: shown.writes, ..before.clone() };
+}
+
+fn no_answer() -> Error {
+    Error::unavailable(format!("no answer to the watch within {LATE:?}"))
 }
 
 async fn next(feed: &mut Option<Feed>) -> Fed {

@@ -90,6 +90,19 @@ struct Opening {
     answer: Pin<Box<dyn Future<Output = Result<WatchStream>> + Send>>,
 }
 
+/// The source of an [`Error::Unavailable`] by which a stream says for how long it had been silent: what it told before is
+/// as old as that.
+#[derive(Debug, Clone, Copy)]
+pub struct Silence(pub Duration);
+
+impl fmt::Display for Silence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nothing was heard for {:?}", self.0)
+    }
+}
+
+impl std::error::Error for Silence {}
+
 impl Watch {
     /// A watch of what `scope` covers. Nothing is asked before the first [`Watch::next`].
     pub fn new(registry: Arc<dyn Registry>, namespace: Namespace, scope: Scope) -> Self {

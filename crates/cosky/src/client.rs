@@ -21,7 +21,7 @@ use crate::{
     credentials::Source,
     detect::Home,
     namespace::NamespaceCore,
-    remember::{Memory, Remembered},
+    remember::Memory,
     session::{Login, Password},
     transport::{Call, Timeouts, Transport},
 };
@@ -43,7 +43,7 @@ struct Inner {
     default_namespace: Namespace,
     close_timeout: Duration,
     home: Arc<Home>,
-    cache: Remembered,
+    cache: Cache,
     namespaces: Arc<Namespaces>,
 }
 
@@ -341,10 +341,10 @@ impl Connect {
             ..Default::default()
         };
         let cache = Cache::new(registry.clone(), options);
-        let cache = match memory {
-            Some(memory) => Remembered::in_memory(cache, memory),
-            None => cache.into(),
-        };
+        if let Some(memory) = memory {
+            // Ends by itself, soon after the cache.
+            tokio::spawn(memory.keep(cache.downgrade()));
+        }
         let inner = Inner {
             registry,
             cache,

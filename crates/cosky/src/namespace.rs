@@ -7,7 +7,7 @@ use cosky_core::{Error as CoreError, Namespace, Read, Registry, Scope, ServiceId
 use tokio::{runtime::Handle, time::timeout};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::{LiveView, Result, beats::Keeper, detect::Home, remember::Remembered};
+use crate::{LiveView, Result, beats::Keeper, detect::Home};
 
 /// How long [`NamespaceClient::discover`] waits for the first snapshot.
 const DISCOVER: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ pub struct NamespaceClient {
 pub(crate) struct NamespaceCore {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) beats: Arc<AbortOnDropHandle<()>>,
-    cache: Remembered,
+    cache: Cache,
     pub(crate) close_timeout: Duration,
     pub(crate) home: Arc<Home>,
 }
@@ -41,15 +41,14 @@ impl NamespaceCore {
     pub(crate) fn new(
         registry: Arc<dyn Registry>,
         namespace: Namespace,
-        cache: impl Into<Remembered>,
+        cache: Cache,
         runtime: Handle,
         request_timeout: Duration,
         close_timeout: Duration,
         home: Arc<Home>,
     ) -> Self {
-        let cache: Remembered = cache.into();
         let keeper = Keeper::new(registry, namespace, runtime.clone(), request_timeout);
-        let keeper = Arc::new(keeper.shown_by(Cache::clone(&cache)));
+        let keeper = Arc::new(keeper.shown_by(cache.clone()));
         let beats = Arc::new(AbortOnDropHandle::new(runtime.spawn(keeper.clone().run())));
         Self { keeper, beats, cache, close_timeout, home }
     }

@@ -5,22 +5,21 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs::{File, OpenOptions},
     io::{self, ErrorKind, Read as _, Write as _},
-    ops::Deref,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use cosky_cache::{Cache, Recall};
+use cosky_cache::{Recall, WeakCache};
 use cosky_core::{
-    Namespace, ServiceId, ServiceInstance, digest,
+    Clock as _, Namespace, ServiceId, ServiceInstance, SystemClock, digest,
     wire::{self, InstanceBody},
 };
 use serde::Deserialize;
 use tokio::task::spawn_blocking;
-use tokio_util::task::AbortOnDropHandle;
 
 /// The first word of the file, and the version of what follows.
 const MAGIC: &str = "cosky-remembered";
@@ -37,6 +36,10 @@ const OLDEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 const EVERY: Duration = Duration::from_secs(1);
 /// How often the file is written though nothing changed, so that it tells how long it has been true.
 const REFRESH: Duration = Duration::from_secs(60);
+/// A pause between two looks at the cache that says that this process or machine stood still.
+const STOOD_STILL: Duration = Duration::from_secs(4);
+/// A file that was begun so long ago is not written any more.
+const LEFT_BEHIND: Duration = Duration::from_secs(60);
 
 /// What was known when something was last known, and the file that keeps it.
 pub(crate) struct Memory {
@@ -78,13 +81,6 @@ struct Seen {
     age: Duration,
 }
 
-/// A cache whose content is remembered while this or a clone of it lives.
-#[derive(Clone)]
-pub(crate) struct Remembered {
-    cache: Cache,
-    _task: Option<Arc<AbortOnDropHandle<()>>>,
-}
-
 /// Why a file is not read.
 enum Unread {
     /// There is none.
@@ -103,29 +99,6 @@ struct Entry {
     service: String,
     live_at: u64,
     instances: Vec<InstanceBody>,
-}
-
-impl Remembered {
-    /// Keeps what `cache` knows in `memory`.
-    pub(crate) fn in_memory(cache: Cache, memory: Arc<Memory>) -> Self {
-        let task = tokio::spawn(memory.keep(cache.clone()));
-        Self { cache, _task: Some(Arc::new(AbortOnDropHandle::new(task))) }
-    }
-}
-
-/// One that is not remembered.
-impl From<Cache> for Remembered {
-    fn from(cache: Cache) -> Self {
-        Self { cache, _task: None }
-    }
-}
-
-impl Deref for Remembered {
-    type Target = Cache;
-
-    fn deref(&self) -> &Cache {
-        &self.cache
-    }
 }
 
 impl Memory {
@@ -148,6 +121,11 @@ impl Memory {
             Err(Unread::Bad(reason)) => {
                 tracing::warn!(path = %memory.path.display(), "remembered services are ignored: {reason}");
             }
+        }
+        if memory.ours
+            && let Err(error) = sweep(&memory.path)
+        {
+            tracing::debug!(path = %memory.path.display(), %error, "files that were not finished stay");
         }
         memory
     }
@@ -197,7 +175,7 @@ impl Memory {
     /// Writes the file when it is time to. Blocks. A failure is told once, and tried again with the next call.
     fn save(&self) {
         let now = unix_ms();
-        let bytes = {
+        let (services, told_full) = {
             let mut state = self.lock();
             let refresh = now.abs_diff(state.written_at) >= wire::millis(REFRESH);
             if !self.ours || !(state.changed || state.renewed && refresh) {
@@ -205,10 +183,19 @@ impl Memory {
             }
             (state.changed, state.renewed) = (false, false);
             state.written_at = now;
-            state.encode(FILE_BYTES)
+            // Those who ask what was known must not wait for the rest.
+            (state.services.clone(), state.told_full)
         };
+        let (bytes, left_out) = encode(&services, FILE_BYTES);
+        if left_out > 0 && !told_full {
+            tracing::warn!(
+                services = left_out,
+                "not all services fit into {FILE_BYTES} bytes; the oldest are not remembered"
+            );
+        }
         let written = write(&self.path, &bytes);
         let mut state = self.lock();
+        state.told_full |= left_out > 0;
         match written {
             Ok(()) if state.failures > 0 => {
                 tracing::info!(path = %self.path.display(), failures = state.failures, "services are remembered again");
@@ -228,14 +215,24 @@ impl Memory {
     /// What a cache asks.
     pub(crate) fn recalls(self: &Arc<Self>) -> Recall {
         let memory = self.clone();
-        Arc::new(move |namespace, service| memory.recall(namespace, service))
+        Arc::new(move |namespace, service, why| {
+            // Somebody else than a cosky server, or one that is too old, is no outage.
+            let outage = crate::Error::from(why.clone()).is_unavailable();
+            outage.then(|| memory.recall(namespace, service)).flatten()
+        })
     }
 
-    /// Keeps the file up to date with what `cache` knows, for ever.
-    async fn keep(self: Arc<Self>, cache: Cache) {
+    /// Keeps the file up to date with what `cache` knows, until that is gone.
+    pub(crate) async fn keep(self: Arc<Self>, cache: WeakCache) {
         loop {
+            let before = SystemClock.now();
             tokio::time::sleep(EVERY).await;
-            let (memory, cache) = (self.clone(), cache.clone());
+            let Some(cache) = cache.upgrade() else { return };
+            if SystemClock.now() - before > STOOD_STILL {
+                // What looks live is not known to be: the cache is about to notice.
+                continue;
+            }
+            let memory = self.clone();
             let saving = spawn_blocking(move || {
                 memory.note(cache.all().into_iter().map(|(namespace, service, shown)| {
                     let (instances, age) = (shown.instances.clone(), shown.age());
@@ -274,41 +271,35 @@ impl State {
             self.services.remove(&key);
         }
     }
+}
 
-    /// The whole file. What has not been live for longest is left out when not everything fits.
-    fn encode(&mut self, limit: usize) -> Vec<u8> {
-        let mut newest: Vec<_> = self.services.iter().collect();
-        newest.sort_by_key(|(_, known)| std::cmp::Reverse(known.live_at));
-        let mut body = String::from("[");
-        let mut left_out = Vec::new();
-        for (key, known) in newest {
-            let entry = format!(
-                r#"{{"namespace":{},"service":{},"liveAt":{},"instances":{}}}"#,
-                serde_json::Value::from(key.0.as_str()),
-                serde_json::Value::from(key.1.as_str()),
-                known.live_at,
-                wire::instances(&known.instances)
-            );
-            if LINE_BYTES + body.len() + entry.len() + 2 > limit {
-                left_out.push(key.clone());
-                continue;
-            }
-            if body.len() > 1 {
-                body.push(',');
-            }
-            body.push_str(&entry);
+/// The whole file. What has not been live for longest is left out when not everything fits; so many services are.
+fn encode(services: &BTreeMap<(Namespace, ServiceId), Known>, limit: usize) -> (Vec<u8>, usize) {
+    let mut newest: Vec<_> = services.iter().collect();
+    newest.sort_by_key(|(_, known)| std::cmp::Reverse(known.live_at));
+    let mut body = String::from("[");
+    let mut left_out = 0;
+    for (key, known) in newest {
+        let entry = format!(
+            r#"{{"namespace":{},"service":{},"liveAt":{},"instances":{}}}"#,
+            serde_json::Value::from(key.0.as_str()),
+            serde_json::Value::from(key.1.as_str()),
+            known.live_at,
+            wire::instances(&known.instances)
+        );
+        if LINE_BYTES + body.len() + entry.len() + 2 > limit {
+            left_out += 1;
+            continue;
         }
-        body.push(']');
-        if !left_out.is_empty() && !std::mem::replace(&mut self.told_full, true) {
-            tracing::warn!(
-                services = left_out.len(),
-                "not all services fit into {limit} bytes; the oldest are not remembered"
-            );
+        if body.len() > 1 {
+            body.push(',');
         }
-        let mut file = format!("{MAGIC} {VERSION} {:08x} {}\n", crc32fast::hash(body.as_bytes()), body.len());
-        file.push_str(&body);
-        file.into_bytes()
+        body.push_str(&entry);
     }
+    body.push(']');
+    let mut file = format!("{MAGIC} {VERSION} {:08x} {}\n", crc32fast::hash(body.as_bytes()), body.len());
+    file.push_str(&body);
+    (file.into_bytes(), left_out)
 }
 
 /// What is in the file.
@@ -362,17 +353,39 @@ fn decode(bytes: &[u8]) -> Result<BTreeMap<(Namespace, ServiceId), Known>, Strin
 fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let name =
         path.file_name().ok_or_else(|| io::Error::new(ErrorKind::InvalidInput, "the path names no file"))?;
-    let mut hidden = std::ffi::OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!(".{}", std::process::id()));
-    let next = path.with_file_name(hidden);
+    let next = path.with_file_name(format!("{}{}", hidden(name), std::process::id()));
     let written = fill(&next, bytes).and_then(|()| std::fs::rename(&next, path));
     if written.is_err() {
         let _ = std::fs::remove_file(&next);
         return written;
     }
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(directory)?.sync_all()
+    File::open(directory(path))?.sync_all()
+}
+
+/// How the names of files begin that are to replace `name`; the number of the process that writes one follows.
+fn hidden(name: &OsStr) -> String {
+    format!(".{}.", name.to_string_lossy())
+}
+
+/// Takes away what processes have left that were killed while they wrote. Nobody writes for long.
+fn sweep(path: &Path) -> io::Result<()> {
+    let begin = hidden(path.file_name().unwrap_or_default());
+    for file in std::fs::read_dir(directory(path))? {
+        let file = file?;
+        let name = file.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(&begin));
+        let ours = number.is_some_and(|number| number.parse::<u32>().is_ok());
+        let age =
+            || file.metadata().and_then(|data| data.modified()).map(|at| at.elapsed().unwrap_or_default());
+        if ours && age()? >= LEFT_BEHIND {
+            std::fs::remove_file(file.path())?;
+        }
+    }
+    Ok(())
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn fill(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -547,8 +560,11 @@ mod tests {
             let known = Known { instances: list(&[1]), live_at };
             state.services.insert((key().0, ServiceId::new(service).unwrap()), known);
         }
-        let whole = state.encode(FILE_BYTES).len();
-        let part = state.encode(whole - 1 + LINE_BYTES / 2);
+        let (whole, left_out) = encode(&state.services, FILE_BYTES);
+        assert_eq!(left_out, 0);
+        let whole = whole.len();
+        let (part, left_out) = encode(&state.services, whole - 1 + LINE_BYTES / 2);
+        assert_eq!(left_out, 1);
         assert!(part.len() < whole && part.len() <= whole - 1 + LINE_BYTES / 2);
         let names: Vec<_> =
             decode(&part).unwrap().into_keys().map(|(_, service)| service.to_string()).collect();
@@ -570,6 +586,26 @@ mod tests {
         let memory = Memory::read(dir.path().join("known"));
         memory.note((0..SERVICES + 3).flat_map(|many| seen(&format!("s{many}"), &list(&[]), 1)));
         assert_eq!(memory.lock().services.len(), SERVICES);
+    }
+
+    #[test]
+    fn what_killed_processes_left_half_written_is_taken_away_and_nothing_else() {
+        let (dir, path) = saved();
+        let old = SystemTime::now() - 2 * LEFT_BEHIND;
+        for (name, modified) in
+            [(".known.123", old), (".known.124", SystemTime::now()), (".known.swp", old), (".other.123", old)]
+        {
+            File::create(dir.path().join(name)).unwrap().set_modified(modified).unwrap();
+        }
+        Memory::read(path);
+        let mut left: Vec<_> = dir
+            .path()
+            .read_dir()
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.sort();
+        assert_eq!(left, [".known.124", ".known.swp", ".other.123", "known"]);
     }
 
     #[test]

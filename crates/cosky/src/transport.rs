@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
+use cosky_cache::Silence;
 use cosky_core::{Error, Result, wire};
 use reqwest::{
     Method, Response, StatusCode,
@@ -197,7 +198,12 @@ impl Transport {
             Ok(Err(error)) => format!("the stream broke off: {}", chain(&error)),
             Err(_) => {
                 self.inner.connections.give_up(&self.inner.connections.pool());
-                format!("the stream was silent for {silence:?}")
+                self.avoid(address);
+                return Err(Error::Unavailable {
+                    reason: format!("the stream was silent for {silence:?}"),
+                    maybe_applied: false,
+                    source: Some(Arc::new(Silence(silence))),
+                });
             }
         };
         self.avoid(address);

@@ -95,6 +95,11 @@ impl LiveView {
         self.view.age()
     }
 
+    /// Why the service cannot be followed at the moment, when it cannot: an outage, or a server that refuses.
+    pub fn error(&self) -> Option<Error> {
+        self.view.peek().error.clone().map(Error::from)
+    }
+
     /// A reader of the same view for one thread.
     pub fn reader(&self) -> ViewReader {
         ViewReader { reader: self.view.reader() }

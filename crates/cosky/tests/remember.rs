@@ -116,3 +116,34 @@ async fn without_a_good_file_a_process_without_a_registry_is_told_so_at_once() {
     let error = cosky.namespace(NS).unwrap().discover("stock").await.unwrap_err();
     assert!(matches!(error, cosky::Error::Registry(core::Error::Unauthorized { .. })), "{error:?}");
 }
+
+/// A process may keep nothing but its views.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_view_shows_is_remembered_while_there_is_a_view() {
+    let (_dir, path) = file();
+    let server = Server::start().await;
+    put(&server, "stock", 1).await;
+    let view = look(&server.connect().remember_in(&path).await.unwrap(), "stock").await;
+    put(&server, "stock", 2).await;
+    let told = async || std::fs::read_to_string(&path).is_ok_and(|text| text.contains("10.0.0.5#2\""));
+    until("it is in the file", told).await;
+    drop(view);
+}
+
+/// Whoever remembers must not take somebody else for an outage.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stranger_at_the_address_is_told_and_not_made_up_for() {
+    let (_dir, path) = file();
+    let server = Server::start().await;
+    put(&server, "stock", 1).await;
+    remembered(&server, &path, 1).await;
+    let stranger =
+        axum::Router::new().fallback(|| async { (axum::http::StatusCode::NOT_FOUND, "no such page") });
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let serving = tokio::spawn(async move { axum::serve(listener, stranger).await.unwrap() });
+    let cosky = Cosky::connect(url).remember_in(&path).lazy().await.unwrap();
+    let error = cosky.namespace(NS).unwrap().discover("stock").await.unwrap_err();
+    assert!(matches!(error, cosky::Error::NotCosky(_)), "{error:?}");
+    serving.abort();
+}

@@ -147,7 +147,9 @@ async fn a_silent_stream_counts_as_lost() {
     let view = shop.discover("stock").await.unwrap();
     proxy.set(Mode::Freeze);
     until("it is stale", async || view.state() == StoreState::Stale).await;
+    assert!(view.age() >= Duration::from_millis(300), "nothing was heard before either: {:?}", view.age());
     assert_eq!(ports(&view), [1]);
+    assert!(view.error().unwrap().is_unavailable());
 }
 
 /// Two servers of one store would need one engine behind both; here the second one knows nothing of the first one's

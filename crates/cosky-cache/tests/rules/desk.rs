@@ -97,9 +97,13 @@ impl Desk {
 
     /// Ends all streams as a broken connection does.
     pub(crate) fn cut(&self) {
-        let mut state = self.state();
-        for (_, watcher) in state.watchers.drain(..) {
-            let _ = watcher.send(Err(Error::unavailable("the connection broke")));
+        self.break_off(&Error::unavailable("the connection broke"));
+    }
+
+    /// Ends all streams with this error.
+    pub(crate) fn break_off(&self, error: &Error) {
+        for (_, watcher) in self.state().watchers.drain(..) {
+            let _ = watcher.send(Err(error.clone()));
         }
     }
 

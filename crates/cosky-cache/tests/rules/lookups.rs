@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cosky_cache::Silence;
 use cosky_core::{Error, InstanceOp, StoreState};
 use tokio::time::{Instant, sleep};
 
@@ -146,9 +147,10 @@ async fn names_that_anybody_can_think_of_take_nobodys_place() {
 /// A cache that knows from before that "a" had port 7, an hour ago.
 fn recalling() -> Scene {
     Scene::with(|options| {
-        options.recall = Some(Arc::new(|_, name| {
+        options.recall = Some(Arc::new(|_, name, why| {
             let list: Arc<[_]> = [desk::living("a", 7, &[])].into();
-            (name.as_str() == "a").then_some((list, s(3600)))
+            let helps = name.as_str() == "a" && !why.to_string().contains("stranger");
+            helps.then_some((list, s(3600)))
         }));
     })
 }
@@ -346,4 +348,80 @@ async fn one_instance_is_asked_for_while_the_list_is_not_live() {
     assert!(ask("a@http#10.0.0.1#1").await.unwrap().is_some(), "better than nothing");
     scene.desk.state().refuses_read = Some(Error::Forbidden { reason: "no".into() });
     assert!(ask("a@http#10.0.0.1#1").await.is_err());
+}
+
+/// What refuses later on is told, and what was recalled stays beside it.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_follows_an_outage_is_told_beside_what_was_known_before() {
+    let scene = recalling();
+    scene.desk.state().refuses_watch = Some(Error::unavailable("nobody listens"));
+    let mut view = scene.view("a").await;
+    scene.desk.state().refuses_watch = Some(Error::Forbidden { reason: "no".into() });
+    until("it is told", || matches!(view.shown().error, Some(Error::Forbidden { .. }))).await;
+    assert_eq!((ports(&view), view.state()), (vec![7], StoreState::Stale));
+    assert!(view.age() >= s(3600), "{:?}", view.age());
+    assert!(timeout(s(60), view.changed()).await.is_err(), "neither list nor state is another");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_known_before_does_not_hide_a_stranger() {
+    let scene = recalling();
+    scene.desk.state().refuses_watch = Some(Error::unavailable("a stranger answers"));
+    let error = scene.empty_view("a").ready(s(5)).await.unwrap_err();
+    assert!(error.to_string().contains("stranger"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_known_before_is_shown_in_time_though_no_server_says_anything() {
+    let scene = recalling();
+    scene.desk.holds_watches.store(true, std::sync::atomic::Ordering::SeqCst);
+    let start = Instant::now();
+    let mut view = scene.empty_view("a");
+    view.ready(s(5)).await.unwrap();
+    assert!(start.elapsed() >= s(1) && start.elapsed() <= s(2), "{:?}", start.elapsed());
+    assert_eq!((ports(&view), view.state(), view.age() >= s(3600)), (vec![7], StoreState::Stale, true));
+    scene.desk.put("a", 1);
+    scene.desk.answer();
+    until("it is live", || view.state() == StoreState::Live).await;
+    assert_eq!(ports(&view), [1]);
+}
+
+/// The clock of readers stands still while the machine sleeps.
+#[tokio::test(start_paused = true)]
+async fn age_counts_the_time_that_nobody_was_there() {
+    let scene = Scene::new();
+    scene.desk.put("a", 1);
+    let view = scene.view("a").await;
+    scene.desk.holds_watches.store(true, std::sync::atomic::Ordering::SeqCst);
+    scene.clock.suspend(s(8 * 3600));
+    until("it is stale", || view.state() == StoreState::Stale).await;
+    assert!(view.age() >= s(8 * 3600), "{:?}", view.age());
+    scene.clock.suspend(s(3600));
+    sleep(s(2)).await;
+    assert!(view.age() >= s(9 * 3600), "{:?}", view.age());
+    scene.desk.answer();
+    until("it is live", || view.state() == StoreState::Live).await;
+    assert_eq!(view.age(), Duration::ZERO);
+    // And in a process that shows what was known before.
+    let scene = recalling();
+    scene.desk.state().refuses_watch = Some(Error::unavailable("nobody listens"));
+    let view = scene.view("a").await;
+    scene.clock.suspend(s(3600));
+    sleep(s(2)).await;
+    assert!(view.age() >= s(7200), "{:?}", view.age());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_was_silent_tells_nothing_of_that_time() {
+    let scene = Scene::new();
+    let view = scene.view("a").await;
+    scene.desk.state().refuses_watch = Some(Error::unavailable("nobody answers"));
+    let source: Arc<dyn std::error::Error + Send + Sync> = Arc::new(Silence(s(25)));
+    scene.desk.break_off(&Error::Unavailable {
+        reason: "silent".into(),
+        maybe_applied: false,
+        source: Some(source),
+    });
+    until("it is stale", || view.state() == StoreState::Stale).await;
+    assert!(view.age() >= s(25), "{:?}", view.age());
 }
