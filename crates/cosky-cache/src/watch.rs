@@ -317,7 +317,8 @@ impl Feed {
         if self.opened.elapsed() >= SHORT {
             self.backoff.reset();
         } else {
-            self.retry_at = Some(Instant::now() + self.backoff.delay());
+            // In time to leave no gap: a server that ends streams well is there.
+            self.retry_at = Some(Instant::now() + self.backoff.delay().min(GAP / 2));
         }
     }
 }

@@ -113,16 +113,23 @@ async fn a_resume_continues_and_anything_else_gets_a_snapshot() {
         (format!("{watch}?index=0:0"), vec![("Last-Event-ID", seen.as_str())]),
     ] {
         let mut events = server.client().await.watch(&path, &headers).await;
+        assert_eq!(events.headers["x-cosky-resumed"], "true");
         assert_eq!(events.expect("instance").await.data["op"], "deregister");
         assert_eq!(events.expect("instance").await.data["op"], "register");
     }
+    let now = client.get(&format!("{NS}/services/order/instances")).await;
+    let quiet = [("Last-Event-ID", now.header("x-cosky-index").unwrap())];
+    let events = server.client().await.watch(&watch, &quiet).await;
+    assert_eq!(events.headers["x-cosky-resumed"], "true", "nothing happened since");
     for (path, headers) in [
         (format!("{watch}?index=0:7"), vec![]),
         (watch.clone(), vec![("Last-Event-ID", "0000000000000000:7")]),
         (watch.clone(), vec![("Last-Event-ID", "17")]),
         (watch.clone(), vec![("Last-Event-ID", "")]),
     ] {
-        server.client().await.watch(&path, &headers).await.expect("snapshot").await;
+        let mut events = server.client().await.watch(&path, &headers).await;
+        assert_eq!(events.headers["x-cosky-resumed"], "false");
+        events.expect("snapshot").await;
     }
     for port in 1..=5 {
         client.register("order", &instance("10.0.0.2", port)).await;

@@ -16,6 +16,7 @@ use cosky_core::{
         self, BeatBody, BeatsAnswer, DigestBody, RegisterBody, ServiceStatBody, StatBody, namespace_path,
     },
 };
+use futures_util::StreamExt as _;
 use reqwest::{
     Method, Response,
     header::{ACCEPT, HeaderName, HeaderValue},
@@ -328,7 +329,9 @@ impl Registry for HttpRegistry {
         }
         let answer = self.transport.call(&call).await?;
         let response = answer.stream.ok_or_else(|| Error::unavailable("the server gave no stream"))?;
-        let stream = Stream {
+        // What the caller knows is old until the snapshot has arrived whole, which may take a while: no stream stands before.
+        let begins_anew = answer.headers.get(wire::RESUMED).is_some_and(|resumed| resumed == "false");
+        let mut stream = Stream {
             _place: self.streams.stands(namespace, answer.address),
             transport: self.transport.clone(),
             response,
@@ -338,13 +341,15 @@ impl Registry for HttpRegistry {
             arrived: Vec::new(),
             last: from,
         };
-        Ok(Box::pin(futures_util::stream::unfold(Some(stream), |stream| async {
+        let first = if begins_anew { stream.next().await? } else { None };
+        let rest = futures_util::stream::unfold(Some(stream), |stream| async {
             let mut stream = stream?;
             match stream.next().await {
                 Ok(change) => change.map(|change| (Ok(change), Some(stream))),
                 Err(error) => Some((Err(error), None)),
             }
-        })))
+        });
+        Ok(Box::pin(futures_util::stream::iter(first.map(Ok)).chain(rest)))
     }
 }
 

@@ -137,6 +137,41 @@ async fn after_an_unreadable_event_the_view_begins_anew() {
     assert_eq!(stub.resumed(), [None, None]);
 }
 
+/// A large snapshot of a server that was started anew takes a while; until then what is shown is old, and says so.
+#[tokio::test]
+async fn while_a_snapshot_is_on_its_way_nothing_old_is_live() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (go, gone) = tokio::sync::oneshot::channel::<()>();
+    tokio::spawn(async move {
+        let first = VecDeque::from([Step { body: snapshot(5, &[1], "live"), stay: false }]);
+        let (stream, _) = listener.accept().await.unwrap();
+        serve(stream, Arc::new(Mutex::new(first)), Arc::default()).await;
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let head = "HTTP/1.1 200 OK\r\nx-cosky-version: test\r\nx-cosky-resumed: false\r\n\
+                    content-type: text/event-stream\r\nconnection: close\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let text = snapshot(7, &[1, 2], "live");
+        let (begin, end) = text.split_at(40);
+        stream.write_all(begin.as_bytes()).await.unwrap();
+        gone.await.unwrap();
+        stream.write_all(end.as_bytes()).await.unwrap();
+        sleep(Duration::from_secs(60)).await;
+    });
+    let mut view = Stub { url, requests: Arc::default() }.view().await;
+    let stale = async {
+        while view.state() != StoreState::Stale {
+            view.changed().await;
+        }
+    };
+    timeout(Duration::from_secs(20), stale).await.unwrap();
+    let calm = timeout(Duration::from_secs(2), view.changed()).await;
+    assert!(calm.is_err() && view.state() == StoreState::Stale && ports(&view) == [1]);
+    go.send(()).unwrap();
+    shows(&mut view, &[1, 2]).await;
+    assert_eq!(view.state(), StoreState::Live);
+}
+
 #[tokio::test]
 async fn a_stream_that_ends_is_resumed_after_the_last_change() {
     let steps = vec![

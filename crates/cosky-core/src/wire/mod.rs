@@ -16,6 +16,8 @@ pub const INDEX: &str = "x-cosky-index";
 pub const AGE: &str = "x-cosky-age";
 /// Header: how far an answer can be trusted, one of `live`, `stale`, `protected`.
 pub const STATE: &str = "x-cosky-state";
+/// Header of a watch: `true` when it goes on after the index that was asked for, `false` when it begins with a snapshot.
+pub const RESUMED: &str = "x-cosky-resumed";
 /// Header: remaining life in milliseconds; absent for a permanent instance.
 pub const TTL_MS: &str = "x-cosky-ttl-ms";
 /// Header: the nonce of who owns an instance now.

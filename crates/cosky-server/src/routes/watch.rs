@@ -8,9 +8,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use cosky_core::{
-    ConsumerName, Error, Index, Result, Scope, ServiceId,
+    ConsumerName, Error, Event, Index, Result, Scope, ServiceId, WatchStream,
     wire::{InstanceEventBody, ServiceEventBody, SnapshotBody, StateBody},
 };
+use futures_util::{FutureExt as _, StreamExt as _, stream};
 use http::{HeaderMap, HeaderName, header};
 
 use super::{
@@ -23,6 +24,7 @@ use crate::{ApiResult, AppState, Caller, extract::Query, metrics::Operation};
 
 /// Tells proxies of the nginx kind to pass each event on at once.
 const NO_BUFFERING: (HeaderName, &str) = (HeaderName::from_static("x-accel-buffering"), "no");
+const RESUMED: HeaderName = HeaderName::from_static(cosky_core::wire::RESUMED);
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// The events of a watch by name, for the description of the route.
@@ -93,7 +95,10 @@ impl Asked {
     responses(
         (status = 200, description = "Events `snapshot`, `instance`, `service` and `state`; each has an `id`, the \
             `state` of a server that drains excepted",
-            body = EventBody, content_type = "text/event-stream"),
+            body = EventBody, content_type = "text/event-stream", headers(
+            ("X-Cosky-Resumed" = bool, description = "`true` when the changes after the index follow, `false` when a \
+                snapshot does"),
+        )),
         Refused
     )
 )]
@@ -108,6 +113,7 @@ pub(super) async fn watch(
     let place = state.streams.watcher()?;
     let changes = state.store.watch(&namespace, asked.scope.clone(), asked.from).await;
     let changes = counted(&state, Operation::Watch, changes)?;
+    let (resumed, changes) = if asked.from.is_some() { resumes(changes) } else { (false, changes) };
     if let Scope::Services(services) = &asked.scope {
         consumer::note(&state, &namespace, asked.consumer.as_ref(), services);
     }
@@ -116,9 +122,21 @@ pub(super) async fn watch(
     let draining = state.streams.draining().clone();
     let body =
         WatchBody::new(changes, age, draining, may_watch(&state, caller), state.metrics.clone(), place);
-    let headers =
-        [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache"), NO_BUFFERING];
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-cache"),
+        NO_BUFFERING,
+        (RESUMED, if resumed { "true" } else { "false" }),
+    ];
     Ok((headers, Body::new(body)).into_response())
+}
+
+/// Whether a stream goes on after the index that was asked for. A snapshot is there at once, but large ones take a while
+/// on their way, and until then what the watcher knows is old.
+fn resumes(mut changes: WatchStream) -> (bool, WatchStream) {
+    let Some(first) = changes.next().now_or_never() else { return (true, changes) };
+    let anew = matches!(&first, Some(Ok(change)) if matches!(change.event, Event::Snapshot(_)));
+    (!anew, Box::pin(stream::iter(first).chain(changes)))
 }
 
 /// Streams outlive revocations, so each asks again.
