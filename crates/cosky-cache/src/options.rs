@@ -18,7 +18,9 @@ pub type Recall =
 pub struct Options {
     /// The most names that are cached at once, 10,000.
     pub entries: usize,
-    /// How long a name stays after the last look-up of it, 60 s. One that was only shown by views goes with the last.
+    /// How long a name stays after the last look-up of it, 60 s. One that was only shown by views goes with the last. Where
+    /// more than half of the entries are taken, names without instances may go sooner; where more than seven eighths are,
+    /// those that were not looked up for longest.
     pub idle: Duration,
     /// How long a look-up by name waits for the first answer, 5 s.
     pub wait: Duration,
