@@ -131,8 +131,8 @@ mod tests {
         assert!(seeded.iter().all(|one| *one == seeded[0]), "{seeded:?}");
     }
 
-    /// 4,000 clients lose the same server in the same moment. When it returns after 2 s or more, no second has many more than 40 % of them
-    /// (the bound leaves room for chance), and the last of them comes within 3 s.
+    /// 4,000 clients lose the same server in the same moment. When it returns after 2 s or more, no second has many more
+    /// than 40 % of them (the bound leaves room for chance), and the last of them comes within 3 s.
     #[test]
     fn clients_of_a_server_that_returns_come_back_apart() {
         const CLIENTS: usize = 4000;
