@@ -62,7 +62,8 @@ impl<K: Kind> Entry<K> {
         }
     }
 
-    /// Shows something new, and wakes those who wait for it. For [`crate::shelf::Shelf::show`] alone.
+    /// Shows something new, and wakes those who wait for it. Look-ups by name are shown it by
+    /// [`crate::shelf::Shelf::show`], which calls this; directly it is for an entry that is off the shelf.
     pub(crate) fn show(&self, shown: Arc<Shown<K::Content>>) {
         self.shown.store(shown);
         self.changed.notify_waiters();

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use cosky_core::{Change, Error};
+use cosky_core::{Change, Error, digest::Digest};
 use tokio::time::Instant;
 
 use crate::kind::{Kind, Step};
@@ -188,10 +188,11 @@ impl<K: Kind> Held<K> {
     }
 
     /// The digest of what the registry should have.
-    pub(crate) fn digest(&self) -> u64 {
+    pub(crate) fn digest(&self) -> Digest {
         let absent = |item: &&K::Item| self.guard.as_ref().is_some_and(|g| g.absent.contains(K::id(item)));
-        let there = self.items().iter().filter(|item| !absent(item));
-        there.fold(0, |sum, item| sum.wrapping_add(K::number(item)))
+        let mut digest = Digest::default();
+        self.items().iter().filter(|item| !absent(item)).for_each(|item| digest.add(K::number(item)));
+        digest
     }
 
     fn work(&mut self) -> &mut Vec<K::Item> {

@@ -12,7 +12,9 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use cosky_core::{Change, Error, Event, Index, Read, Result, Scope, Snapshot, StoreId, StoreState};
+use cosky_core::{
+    Change, Error, Event, Index, Read, Result, Scope, Snapshot, StoreId, StoreState, digest::Digest,
+};
 use tokio::time::Instant;
 
 use crate::{
@@ -327,10 +329,12 @@ impl<K: Kind> Space<K> {
         if !self.is_followed() {
             return None;
         }
-        names.iter().try_fold(0u64, |sum, name| {
+        let mut digest = Digest::default();
+        for name in names {
             let held = self.names.get(name).filter(|held| held.follows && held.loading.is_none())?;
-            Some(sum.wrapping_add(held.digest()))
-        })
+            digest.add(held.digest().get());
+        }
+        Some(digest.get())
     }
 
     /// The last change that is in any of these names.

@@ -21,7 +21,7 @@ use crate::{
     entry::{Entry, Inbox},
     kind::{Kind, Step},
     protection::Protection,
-    shelf::Shelf,
+    shelf::{Counters, Shelf},
     space::{Ask, Now, Space, Verdict, earlier},
     watch::{Fed, Feed, Silence, Watched},
 };
@@ -67,8 +67,8 @@ pub(crate) struct Supervisor<K: Kind> {
     runs: bool,
     /// Whether it was told that protection has begun.
     told_protected: bool,
-    subscribed: Share,
-    protected: Share,
+    subscribed: Share<K>,
+    protected: Share<K>,
 }
 
 /// An entry, and when it was last looked up.
@@ -82,9 +82,10 @@ type Pause<K> = Pin<Box<dyn Future<Output = Ask<<K as Kind>::Name>> + Send>>;
 type Answer<K> = (Ask<<K as Kind>::Name>, Result<Read<Vec<<K as Kind>::Item>>>);
 
 /// This namespace's part of a figure of the whole cache; taken back at the end.
-struct Share {
+struct Share<K: Kind> {
     part: u64,
-    add: Box<dyn Fn(i64) + Send + Sync>,
+    shelf: Arc<Shelf<K>>,
+    figure: fn(&Counters) -> &AtomicU64,
 }
 
 impl<K: Kind> Supervisor<K> {
@@ -94,16 +95,10 @@ impl<K: Kind> Supervisor<K> {
         let space = Space::new(protection, options.ask_at_deadline);
         let comparison = Comparison::new(options.digest_every, options.seed);
         let ticked = Now { clock: options.clock.now(), instant: Instant::now() };
-        let share = |of: fn(&Shelf<K>) -> &AtomicU64| {
-            let shelf = shelf.clone();
-            let add = move |difference: i64| {
-                of(&shelf).fetch_add(difference.cast_unsigned(), Ordering::Relaxed);
-            };
-            Share { part: 0, add: Box::new(add) }
-        };
+        let share = |figure: fn(&Counters) -> &AtomicU64| Share { part: 0, shelf: shelf.clone(), figure };
         Self {
-            subscribed: share(|shelf| &shelf.counters.subscriptions),
-            protected: share(|shelf| &shelf.counters.protected),
+            subscribed: share(|counters| &counters.subscriptions),
+            protected: share(|counters| &counters.protected),
             namespace,
             inbox,
             space,
@@ -596,16 +591,18 @@ impl<K: Kind> Drop for Supervisor<K> {
     }
 }
 
-impl Share {
+impl<K: Kind> Share<K> {
     fn set(&mut self, part: u64) {
         if part != self.part {
-            (self.add)(part.cast_signed() - self.part.cast_signed());
+            // Modulo 2⁶⁴, so that a smaller part takes something away.
+            let difference = part.wrapping_sub(self.part);
+            (self.figure)(&self.shelf.counters).fetch_add(difference, Ordering::Relaxed);
             self.part = part;
         }
     }
 }
 
-impl Drop for Share {
+impl<K: Kind> Drop for Share<K> {
     fn drop(&mut self) {
         self.set(0);
     }

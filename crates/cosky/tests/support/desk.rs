@@ -6,10 +6,12 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::AsyncWriteExt as _,
     net::{TcpListener, TcpStream},
     task::AbortHandle,
 };
+
+use super::read_request;
 
 /// What becomes of a login or refresh.
 #[derive(Debug, Clone, Copy)]
@@ -94,18 +96,8 @@ impl Drop for Desk {
 
 /// One request, then the connection ends.
 async fn serve(mut stream: TcpStream, state: Arc<Mutex<State>>) {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let Ok(byte) = stream.read_u8().await else { return };
-        head.push(byte);
-    }
-    let head = String::from_utf8(head).unwrap();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
-    if stream.read_exact(&mut body).await.is_err() {
-        return;
-    }
-    let answer = state.lock().unwrap().answer(&head, String::from_utf8(body).unwrap());
+    let Some((head, body)) = read_request(&mut stream).await else { return };
+    let answer = state.lock().unwrap().answer(&head, body);
     if let Some(answer) = answer {
         let _ = stream.write_all(answer.as_bytes()).await;
     }

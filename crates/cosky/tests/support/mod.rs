@@ -17,7 +17,12 @@ use cosky::{Connect, Cosky};
 use cosky_core::{Clock, Namespace, Registry as _, ServiceId, Store, SystemClock, Ttl};
 use cosky_embedded::{Embedded, Options};
 use cosky_server::Config;
-use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+use tokio::{
+    io::AsyncReadExt as _,
+    net::{TcpListener, TcpStream},
+    sync::oneshot,
+    task::JoinHandle,
+};
 
 /// The namespace in which the tests play.
 pub(crate) const NS: &str = "shop-{eu}";
@@ -173,4 +178,17 @@ pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl 
 pub(crate) async fn nobody() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     format!("http://{}", listener.local_addr().unwrap())
+}
+
+/// Head and body of one request; nothing when the client goes before its end.
+pub(crate) async fn read_request(stream: &mut TcpStream) -> Option<(String, String)> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(head).unwrap();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+    stream.read_exact(&mut body).await.ok()?;
+    Some((head, String::from_utf8(body).unwrap()))
 }

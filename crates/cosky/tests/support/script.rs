@@ -8,6 +8,8 @@ use tokio::{
     task::AbortHandle,
 };
 
+use crate::support::read_request;
+
 /// What the script says to a request.
 pub(crate) struct Reply {
     bytes: String,
@@ -80,17 +82,7 @@ impl Reply {
 
 /// One request, then the connection ends, with a stream when the client ends it.
 async fn serve(mut stream: TcpStream, answer: &(impl Fn(&str) -> Reply + Sync), seen: &Mutex<Vec<String>>) {
-    let mut head = Vec::new();
-    while !head.ends_with(b"\r\n\r\n") {
-        let Ok(byte) = stream.read_u8().await else { return };
-        head.push(byte);
-    }
-    let head = String::from_utf8(head).unwrap();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
-    if stream.read_exact(&mut body).await.is_err() {
-        return;
-    }
+    let Some((head, _)) = read_request(&mut stream).await else { return };
     let line = head.lines().next().unwrap_or_default();
     let line = line.strip_suffix(" HTTP/1.1").unwrap_or(line).to_owned();
     let reply = answer(&line);
